@@ -1,0 +1,1 @@
+"""Molt's trainer: gateway, rollout pool, engines, actor, refit. The stages are listed in docs/architecture.md."""

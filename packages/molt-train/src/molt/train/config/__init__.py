@@ -1,0 +1,39 @@
+"""Typed configuration: one frozen struct an owner, read from TOML with dotted overrides."""
+
+from molt.train.config.load import known_keys, load_config, to_toml
+from molt.train.config.sections import (
+    ActorConfig,
+    AgentConfig,
+    AlgorithmConfig,
+    Config,
+    DataConfig,
+    EngineConfig,
+    GatewayConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PoolConfig,
+    RolloutConfig,
+    RunConfig,
+    ServerConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "ActorConfig",
+    "AgentConfig",
+    "AlgorithmConfig",
+    "Config",
+    "DataConfig",
+    "EngineConfig",
+    "GatewayConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PoolConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "ServerConfig",
+    "TrainConfig",
+    "known_keys",
+    "load_config",
+    "to_toml",
+]

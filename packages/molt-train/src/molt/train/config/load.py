@@ -1,0 +1,112 @@
+"""From a TOML file and dotted overrides to a frozen config; unknown keys are errors that name the nearest known one."""
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from molt.train.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def load_config(path: Path | None, overrides: Sequence[str], schema: type[T]) -> T:
+    """Read `path` (TOML), apply `key.path=value` overrides, and convert to `schema`.
+
+    Paths inside the file are relative to the file's folder only where the owner of the key says so; here nothing is
+    resolved. Raises ConfigError with one line naming the key, the value and the fix.
+    """
+    table = _read_toml(path) if path is not None else {}
+    for override in overrides:
+        _apply(table, override)
+    _refuse_unknown(table, schema, prefix="")
+    try:
+        return msgspec.convert(table, schema, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), table)) from None
+
+
+def to_toml(config: msgspec.Struct) -> str:
+    """The resolved config as TOML that `load_config` reads back to an equal one."""
+    return "\n".join(_toml_table(msgspec.to_builtins(config), prefix="")) + "\n"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"config file {str(path)!r} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {str(path)!r} is not TOML: {error}") from None
+
+
+def _apply(table: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not all(key.split(".")):
+        raise ConfigError(f"override {override!r} is not of the form key.path=value")
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        child = table.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a table")
+        table = child
+    table[leaf] = _parse_value(text)
+
+
+def _parse_value(text: str) -> Any:
+    """A TOML value where it is one, else the text itself, so that paths need no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _refuse_unknown(table: dict[str, Any], schema: type[msgspec.Struct], prefix: str) -> None:
+    fields = {field.name: field.type for field in msgspec.structs.fields(schema)}
+    for key, value in table.items():
+        if key not in fields:
+            known = known_keys(schema, prefix)
+            near = difflib.get_close_matches(f"{prefix}{key}", known, n=1, cutoff=0.0)
+            raise ConfigError(f"unknown key {prefix + key!r}; the nearest known key is {near[0]!r}")
+        child = fields[key]
+        if isinstance(child, type) and issubclass(child, msgspec.Struct):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{prefix + key} is {value!r}; it must be a table of keys")
+            _refuse_unknown(value, child, prefix=f"{prefix}{key}.")
+
+
+def known_keys(schema: type[msgspec.Struct], prefix: str = "") -> list[str]:
+    """Every dotted leaf key of `schema`."""
+    keys: list[str] = []
+    for field in msgspec.structs.fields(schema):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            keys += known_keys(field.type, f"{prefix}{field.name}.")
+        else:
+            keys.append(f"{prefix}{field.name}")
+    return keys
+
+
+def _explain(message: str, table: dict[str, Any]) -> str:
+    """Turn msgspec's "... - at `$.a.b`" into "a.b is VALUE: ..."."""
+    text, _, where = message.partition(" - at `$")
+    keys = where.rstrip("`").lstrip(".").split(".")
+    value: Any = table
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return f"{'.'.join(keys)} is {value!r}: {text[:1].lower()}{text[1:]}"
+
+
+def _toml_table(table: dict[str, Any], prefix: str) -> list[str]:
+    lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{prefix}{key}]", *_toml_table(value, f"{prefix}{key}.")]
+    return lines
+
+
+def _toml_value(value: Any) -> str:
+    # JSON strings, numbers, booleans and lists are TOML as they stand; nan and inf do not occur in a valid config.
+    return msgspec.json.encode(value).decode()

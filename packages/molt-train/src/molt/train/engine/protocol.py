@@ -1,0 +1,62 @@
+"""What the gateway needs of an engine, and nothing more."""
+
+from collections.abc import AsyncIterator
+from typing import Literal, Protocol
+
+import msgspec
+
+EngineFinish = Literal["stop", "length", "abort"]
+
+
+class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How one call samples. Every field is always sent, so that no engine default can change the distribution."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation. `affinity` names the session, so that its prefix cache is found again."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: EngineSampling
+    affinity: str = ""
+
+
+class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Newly sampled tokens. `token_ids`, `logprobs` and `versions` have one length; the last chunk says how it ended.
+
+    A sampled end token is among the tokens. The tokens of a matched stop string are too, and `stop_string` names it.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: EngineFinish | None = None
+    stop_string: str | None = None
+    num_cached_tokens: int = 0
+
+
+class Engine(Protocol):
+    """A served policy. Both calls raise EngineDeadError, EngineOverloadedError, or EngineError; nothing else."""
+
+    async def generate(self, request: EngineRequest) -> EngineChunk:
+        """The whole generation at once."""
+        ...
+
+    def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+        """The generation as it is sampled; the last chunk carries `finish_reason`."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a generation whose reader is gone. Unknown ids are ignored."""
+        ...

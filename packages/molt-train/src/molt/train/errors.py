@@ -1,0 +1,50 @@
+"""Every error that Molt's trainer raises on purpose.
+
+    MoltError
+    +-- ConfigError (ValueError)           bad input: one line that names the field, the value and the fix; exit code 2
+    +-- RunError (RuntimeError)            the run cannot go on; exit code 1
+    |   +-- ActorError                     an actor rank died or refused a step
+    |   +-- RefitError                     weights did not reach the engines whole
+    |   +-- StallError (TimeoutError)      a named wait passed its limit
+    +-- EngineError (RuntimeError)         one generation failed
+        +-- EngineDeadError                the engine is gone
+        +-- EngineOverloadedError          the engine takes no more requests now
+
+All of them pickle, since they cross Ray.
+"""
+
+
+class MoltError(Exception):
+    """Root of the errors that Molt raises on purpose."""
+
+
+class ConfigError(MoltError, ValueError):
+    """Bad input from the user. The message is one line: the field, the value, the fix."""
+
+
+class RunError(MoltError, RuntimeError):
+    """The run cannot go on."""
+
+
+class ActorError(RunError):
+    """An actor rank died or refused a step."""
+
+
+class RefitError(RunError):
+    """Weights did not reach the engines whole; the engines concerned are out of service."""
+
+
+class StallError(RunError, TimeoutError):
+    """A named wait passed its limit."""
+
+
+class EngineError(MoltError, RuntimeError):
+    """One generation failed."""
+
+
+class EngineDeadError(EngineError):
+    """The engine process is gone; another engine, or a restarted one, can take the request."""
+
+
+class EngineOverloadedError(EngineError):
+    """The engine takes no more requests for now."""
