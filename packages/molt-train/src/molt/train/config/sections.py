@@ -70,8 +70,8 @@ class AlgorithmConfig(_Section):
     clip_high: float = 0.28
     updates_per_window: int = 1
     """Optimizer steps a window; above 1 the PPO ratio departs from 1."""
-    correction: Literal["none", "truncate", "mask"] = "truncate"
-    """Importance correction for off-policy tokens: `truncate` min(rho, high); `mask` rho inside [low, high], else 0."""
+    correction: Literal["none", "tis", "icepop"] = "tis"
+    """Token-level importance correction: `tis` truncates, min(rho, high); `icepop` masks, rho inside [low, high], else 0."""
     correction_low: float = 0.5
     correction_high: float = 2.0
 
