@@ -1,0 +1,130 @@
+"""The process of one rank: what its Ray actor can be asked to do."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from molt.train.actor import checkpoint
+from molt.train.actor.batch import Batch, collate
+from molt.train.actor.model import load_policy
+from molt.train.actor.optimizer import make_optimizer, make_schedule
+from molt.train.actor.step import Objective, Trainer, update
+from molt.train.config import ActorConfig, AlgorithmConfig
+from molt.train.experience import PayloadStore
+from molt.train.loss import policy_loss
+from molt.train.records.window import Microbatch, StepReport
+from molt.train.refit.sender import SyncClient, WeightSender, make_sender
+
+
+class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rank is set up."""
+
+    rank: int
+    world_size: int
+    model_path: str
+    actor: ActorConfig
+    algorithm: AlgorithmConfig
+    temperature: float
+    num_updates: int
+    seed: int
+    collective_timeout_s: float
+
+
+class VersionedClient(SyncClient, Protocol):
+    """The engines' control plane; `version` is what the next finished update is served as."""
+
+    version: int
+
+
+class ActorRank:
+    """One rank of the trained policy. Every method but `address` is called on all ranks together."""
+
+    def __init__(self, setup: RankSetup, store: PayloadStore):
+        self._setup, self._store = setup, store
+        self._sender: WeightSender | None = None
+
+    def start(self, rendezvous: str) -> int:
+        """Join the process group at `rendezvous` (`tcp://host:port`) and load the policy. Returns its parameters."""
+        setup = self._setup
+        torch.set_num_threads(1)  # ranks, engines and gateway share the cores; more threads spin against each other
+        torch.manual_seed(setup.seed)
+        torch.distributed.init_process_group(
+            "nccl" if torch.cuda.is_available() else "gloo",
+            init_method=rendezvous,
+            rank=setup.rank,
+            world_size=setup.world_size,
+            timeout=timedelta(seconds=setup.collective_timeout_s),
+        )
+        policy = load_policy(setup.model_path, setup.actor)
+        optimizer = make_optimizer(policy.model, setup.actor.optimizer)
+        self._trainer = Trainer(
+            policy=policy,
+            optimizer=optimizer,
+            schedule=make_schedule(optimizer, setup.actor.optimizer, num_steps=setup.num_updates),
+            max_grad_norm=setup.actor.optimizer.max_grad_norm,
+            temperature=setup.temperature,
+        )
+        return sum(p.numel() for p in policy.model.parameters())
+
+    def train(self, microbatches: Sequence[Microbatch], *, step: int, num_action_tokens: int) -> StepReport:
+        """One policy update on this rank's share of the window."""
+        return self._update(microbatches, step, num_action_tokens, self._policy_objective)
+
+    def train_supervised(self, microbatches: Sequence[Microbatch], *, step: int, num_action_tokens: int) -> StepReport:
+        """One step of maximum likelihood on the action tokens."""
+        return self._update(microbatches, step, num_action_tokens, _negative_log_likelihood)
+
+    def save(self, folder: str, *, step: int) -> None:
+        """Write a checkpoint after update `step`."""
+        checkpoint.save(self._trainer, Path(folder), step=step, source=Path(self._setup.model_path))
+
+    def export(self, folder: str) -> None:
+        """Write the weights as a Hugging Face folder."""
+        checkpoint.export(self._trainer, Path(folder), source=Path(self._setup.model_path))
+
+    def load(self, folder: str) -> int:
+        """Resume from a checkpoint; returns its step."""
+        return checkpoint.load(self._trainer, Path(folder))
+
+    def connect(self, init: dict[str, Any], client: VersionedClient) -> None:
+        """Join the weight-transfer group with the engines behind `client`; a former group is left."""
+        if self._sender is not None:
+            self._sender.shutdown()
+        self._client = client
+        self._sender = make_sender(self._trainer.policy.model, rank=self._setup.rank, init=init, client=client)
+
+    def refit(self, version: int) -> None:
+        """Send the weights to every engine, which serves them as policy version `version`."""
+        if self._sender is None:
+            raise RuntimeError("refit before connect")
+        self._client.version = version
+        self._sender.send_weights()
+
+    def peak_memory(self) -> int:
+        """Most bytes of CUDA memory that this rank has held at once; 0 without CUDA."""
+        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+    def _update(
+        self, microbatches: Sequence[Microbatch], step: int, num_action_tokens: int, objective: Objective
+    ) -> StepReport:
+        device = self._trainer.policy.device
+        batches = [
+            collate([(self._store.get(row.experience.payload), row.advantages) for row in m.rows], device=device)
+            for m in microbatches
+        ]
+        return update(self._trainer, batches, step=step, num_action_tokens=num_action_tokens, objective=objective)
+
+    def _policy_objective(self, current_N: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        # One step a window: the actor before the window's first update is the actor now.
+        return policy_loss(
+            current_N, current_N.detach(), batch.behaviour_N, batch.advantages_N, settings=self._setup.algorithm
+        )
+
+
+def _negative_log_likelihood(current_N: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    del batch  # every action token counts alike
+    return -current_N, {}

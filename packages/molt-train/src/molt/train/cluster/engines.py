@@ -1,0 +1,144 @@
+"""Engines as Ray actors: one handle each, and the fleet that starts, watches and restarts them."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from molt.train.engine.protocol import EngineChunk, EngineRequest
+from molt.train.engine.vllm import VllmEngine, VllmSetup
+from molt.train.errors import EngineDeadError, EngineError, RunError, StallError
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 600.0
+HEALTH_TIMEOUT_S = 30.0
+
+
+class RayEngine:
+    """`engine.protocol.Engine` over one engine actor."""
+
+    def __init__(self, setup: VllmSetup):
+        env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+        remote = ray.remote(VllmEngine).options(
+            num_cpus=0,
+            num_gpus=setup.engine.tensor_parallel_size if setup.cuda else 0,
+            max_concurrency=4096,
+            # On CUDA vLLM chooses its processes itself.
+            runtime_env={"env_vars": {} if setup.cuda else env},
+        )
+        self.actor = remote.remote(setup)
+
+    async def start(self) -> int:
+        """Load the model; returns the actor's process id."""
+        try:
+            return await asyncio.wait_for(self.actor.start.remote(), START_TIMEOUT_S)
+        except TimeoutError:
+            raise StallError(f"an engine did not start within {START_TIMEOUT_S:.0f} s") from None
+        except (RayActorError, RayTaskError) as error:
+            raise RunError(f"an engine did not start: {error}") from error
+
+    async def generate(self, request: EngineRequest) -> EngineChunk:
+        """The whole generation at once."""
+        try:
+            return await self.actor.generate.remote(request)
+        except RayActorError as error:
+            raise EngineDeadError(f"request {request.request_id}: the engine's process is gone: {error}") from None
+        except RayTaskError as error:
+            raise _cause(error, request.request_id) from None
+
+    async def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+        """The generation as it is sampled."""
+        try:
+            async for ref in self.actor.stream.options(num_returns="streaming").remote(request):
+                yield await ref
+        except RayActorError as error:
+            raise EngineDeadError(f"request {request.request_id}: the engine's process is gone: {error}") from None
+        except RayTaskError as error:
+            raise _cause(error, request.request_id) from None
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a generation; a dead engine has none."""
+        try:
+            await self.actor.abort.remote(request_id)
+        except RayActorError:
+            return
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the engine is gone or does not answer."""
+        try:
+            await asyncio.wait_for(self.actor.check_health.remote(), HEALTH_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineDeadError(f"the engine did not answer within {HEALTH_TIMEOUT_S:.0f} s") from None
+        except (RayActorError, RayTaskError) as error:
+            raise EngineDeadError(str(error).strip().splitlines()[-1]) from None
+
+    def kill(self) -> None:
+        """End the engine's processes; vLLM's own end with the actor."""
+        ray.kill(self.actor)
+
+
+def _cause(error: RayTaskError, request_id: str) -> EngineError:
+    if isinstance(error.cause, EngineError):
+        return error.cause
+    return EngineError(f"request {request_id}: {error.cause!r}")
+
+
+class EngineFleet:
+    """All engines of a run. A dead one is started anew from `setup` and told apart by `on_change`.
+
+    A restarted engine holds the weights of the checkpoint it was started from, so it must be refitted before it serves:
+    `replace_dead` gives the new engines to the caller, who does that and then calls `admit`.
+    """
+
+    def __init__(self, setup: VllmSetup, *, on_change: Callable[[str, dict[str, Any]], None]):
+        self._setup = setup
+        self._on_change = on_change
+        self._restarts_left = setup.engine.max_restarts
+        self.engines: list[RayEngine] = [RayEngine(self._nth(i)) for i in range(setup.engine.num_engines)]
+
+    def _nth(self, index: int) -> VllmSetup:
+        return msgspec.structs.replace(self._setup, seed=self._setup.seed + index)
+
+    @property
+    def actors(self) -> list[Any]:
+        """The Ray handles, for the weight-transfer group."""
+        return [engine.actor for engine in self.engines]
+
+    async def start(self) -> None:
+        """Start all engines."""
+        pids = await asyncio.gather(*(engine.start() for engine in self.engines))
+        for index, pid in enumerate(pids):
+            self._on_change("engine_started", {"engine": index, "pid": pid})
+
+    async def dead(self) -> list[int]:
+        """Indices of the engines that are gone."""
+        answers = await asyncio.gather(*(e.check_health() for e in self.engines), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, EngineDeadError):
+                raise answer
+        return [i for i, answer in enumerate(answers) if answer is not None]
+
+    async def replace(self, indices: list[int]) -> None:
+        """Start new engines in place of dead ones. Raises RunError when no restart is left."""
+        for index in indices:
+            self._on_change("engine_died", {"engine": index, "restarts_left": self._restarts_left})
+            if self._restarts_left == 0:
+                raise RunError(
+                    f"engine {index} died and engine.max_restarts = {self._setup.engine.max_restarts} is spent"
+                )
+            self._restarts_left -= 1
+            self.engines[index].kill()
+            self.engines[index] = RayEngine(self._nth(index))
+        pids = await asyncio.gather(*(self.engines[index].start() for index in indices))
+        for index, pid in zip(indices, pids, strict=True):
+            self._on_change("engine_restarted", {"engine": index, "pid": pid})
+
+    def kill(self) -> None:
+        """End all engines."""
+        for engine in self.engines:
+            engine.kill()

@@ -1,0 +1,175 @@
+"""A vLLM engine in this process: the body of an engine's Ray actor."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from itertools import repeat
+from typing import Any
+
+import msgspec
+
+from molt.train.config import EngineConfig
+from molt.train.engine.protocol import EngineChunk, EngineRequest
+from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError
+
+EXTENSION = "molt.train.refit.gloo_engine.WorkerExtension"
+
+
+class VllmSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine is set up."""
+
+    model_path: str
+    engine: EngineConfig
+    seed: int
+    cuda: bool
+    version: int
+    """Policy version of the weights at `model_path`."""
+
+
+class VllmEngine:
+    """vLLM's `AsyncLLM`, answering with token ids, processed log-probs and the policy version of every token."""
+
+    def __init__(self, setup: VllmSetup):
+        self._setup = setup
+        self._version = setup.version
+        self._held: str | None = None
+
+    async def start(self) -> int:
+        """Load the model; returns this process's id."""
+        from vllm import AsyncEngineArgs
+        from vllm.config import WeightTransferConfig
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        if not self._setup.cuda:
+            import molt.train.refit.gloo_engine  # noqa: F401  registers the backend here, too
+        settings = self._setup.engine
+        device = (
+            {"gpu_memory_utilization": settings.gpu_memory_utilization}
+            if self._setup.cuda
+            else {"kv_cache_memory_bytes": settings.kv_cache_mb << 20, "worker_extension_cls": EXTENSION}
+        )
+        args = AsyncEngineArgs(
+            model=self._setup.model_path,
+            dtype=settings.dtype,
+            seed=self._setup.seed,
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            enforce_eager=not self._setup.cuda,
+            logprobs_mode="processed_logprobs",  # of the distribution that was sampled from, temperature applied
+            generation_config="vllm",  # no sampling default of the checkpoint slips in
+            weight_transfer_config=WeightTransferConfig(backend="nccl" if self._setup.cuda else "gloo"),
+            disable_log_stats=True,
+            **device,
+        )
+        self._llm = AsyncLLM.from_engine_args(args)
+        await self._llm.update_weight_version(str(self._version))
+        return os.getpid()
+
+    async def generate(self, request: EngineRequest) -> EngineChunk:
+        """One whole generation."""
+        final = None
+        async for final in self._outputs(request, streamed=False):
+            pass
+        if final is None:
+            raise EngineError(f"request {request.request_id}: the engine ended without an output")
+        return final
+
+    async def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+        """One generation in the engine's own chunks; the versions of all its tokens come with the last."""
+        async for chunk in self._outputs(request, streamed=True):
+            yield chunk
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a generation."""
+        await self._llm.abort(request_id)
+
+    async def _outputs(self, request: EngineRequest, *, streamed: bool) -> AsyncIterator[EngineChunk]:
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
+        prompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": str(self._version)}
+        params = _sampling(request, streamed=streamed)
+        try:
+            async for output in self._llm.generate(prompt, params, request.request_id):
+                yield _chunk(output)
+        except VllmDeadError as error:
+            raise EngineDeadError(f"request {request.request_id}: the engine is dead: {error}") from None
+        except asyncio.QueueFull as error:
+            raise EngineOverloadedError(f"request {request.request_id}: {error}") from None
+        except (ValueError, RuntimeError) as error:
+            raise EngineError(f"request {request.request_id}: {type(error).__name__}: {error}") from None
+
+    async def check_health(self) -> int:
+        """The version being served; raises EngineDeadError when the engine behind this actor is gone."""
+        if self._llm.errored:
+            raise EngineDeadError("the engine's core process is gone")
+        return self._version
+
+    # --- weight transfer: the method names are those that vLLM's trainer half calls --------------------------------
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Join the trainer's transfer group."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
+
+    async def start_weight_update(self) -> None:
+        """Hold every running request, with what it has sampled, and make ready for new weights."""
+        await self._llm.pause_generation(mode="keep", clear_cache=False)
+        await self._llm.start_weight_update()
+
+    async def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive the weights; the trainer sends them meanwhile."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
+
+    async def finish_weight_update(self, version: int) -> None:
+        """Serve the new weights as `version` and let the held requests go on."""
+        await self._llm.finish_weight_update(str(version))
+        # Prompts are salted with the version, so that no new one finds the keys and values of older weights.
+        self._version = version
+        await self._llm.resume_generation()
+
+    async def shutdown(self) -> None:
+        """End the engine's processes."""
+        self._llm.shutdown()
+
+
+def _sampling(request: EngineRequest, *, streamed: bool) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    wanted = request.sampling
+    return SamplingParams(
+        max_tokens=wanted.max_tokens,
+        temperature=wanted.temperature,
+        top_p=wanted.top_p,
+        top_k=wanted.top_k,
+        min_p=wanted.min_p,
+        presence_penalty=wanted.presence_penalty,
+        frequency_penalty=wanted.frequency_penalty,
+        stop=list(wanted.stop),
+        seed=wanted.seed,
+        logprobs=0,  # of the sampled token alone
+        detokenize=bool(wanted.stop),  # the gateway detokenizes; the engine needs text for stop strings only
+        output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _chunk(output: Any) -> EngineChunk:
+    completion = output.outputs[0]
+    ids = list(completion.token_ids)
+    steps = completion.logprobs or []
+    versions: list[int] = []
+    for span in completion.weight_versions or ():
+        versions.extend(repeat(int(span.version), span.end - span.start))
+    stop = completion.stop_reason
+    return EngineChunk(
+        token_ids=ids,
+        logprobs=[step[token].logprob for step, token in zip(steps, ids, strict=True)],
+        versions=versions,
+        finish_reason=completion.finish_reason,
+        stop_string=stop if isinstance(stop, str) else None,
+        num_cached_tokens=output.num_cached_tokens or 0,
+    )
