@@ -32,6 +32,6 @@ class ChatAgentRunner(AgentRunner):
 
     async def run(self, ctx: Context) -> Result:
         """Run a new agent on `ctx`."""
-        from molt.agents.calls import call  # asyncio is imported by those who run agents, not by those who define them
+        from molt.agents.calls import call  # asyncio: for those who run agents, not for those who import them
 
         return await call(self._make_agent().run, ctx)

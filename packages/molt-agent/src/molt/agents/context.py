@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
-
 from molt.agents.errors import TaskError
 from molt.agents.protocol import Lease, SamplingParams
 

@@ -1,15 +1,15 @@
 """Every error that molt-agent raises on purpose.
 
-    MoltAgentError
-    +-- InfrastructureError (RuntimeError)            an agent raises it: the attempt ends as `infrastructure`
-    +-- InvalidResultError (ValueError)               an agent returned no valid Result: the attempt ends as `failed`
-    +-- InputError (ValueError)                       bad input: one line, exit code 2
-    |   +-- AgentLoadError                            the agent module cannot be loaded
-    |   +-- TaskError                                 a task row is malformed
-    +-- ServerError (RuntimeError)                    an HTTP endpoint refused a request, or answered nonsense
-        +-- ServerUnavailableError (ConnectionError)  it gave no usable answer for longer than the limit
-        +-- AuthenticationError                       it refused the token
-        +-- FencedError                               the attempt is no longer this worker's; its result does not count
+MoltAgentError
++-- InfrastructureError (RuntimeError)            an agent raises it: the attempt ends as `infrastructure`
++-- InvalidResultError (ValueError)               an agent returned no valid Result: the attempt ends as `failed`
++-- InputError (ValueError)                       bad input: one line, exit code 2
+|   +-- AgentLoadError                            the agent module cannot be loaded
+|   +-- TaskError                                 a task row is malformed
++-- ServerError (RuntimeError)                    an HTTP endpoint refused a request, or answered nonsense
+    +-- ServerUnavailableError (ConnectionError)  it gave no usable answer for longer than the limit
+    +-- AuthenticationError                       it refused the token
+    +-- FencedError                               the attempt is no longer this worker's; its result does not count
 """
 
 

@@ -3,10 +3,9 @@
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
-
 from molt.agents.errors import InvalidResultError
 from molt.agents.protocol import SamplingParams
 
@@ -47,9 +46,8 @@ def check_result(result: object) -> Result:
     """
     if not isinstance(result, Result):
         raise InvalidResultError(f"the agent returned {_kind(result)}: return a molt.agents.Result")
-    params: object = result.sampling_params
-    if params is not None and not isinstance(params, SamplingParams):
-        raise InvalidResultError(f"sampling_params is {_kind(params)}: pass a molt.agents.SamplingParams")
+    if not isinstance(cast("object", result.sampling_params), SamplingParams | None):
+        raise InvalidResultError(f"sampling_params is {_kind(result.sampling_params)}: pass a SamplingParams")
     return msgspec.structs.replace(
         result,
         reward=_finite(result.reward, "reward"),

@@ -49,8 +49,8 @@ def load(trainer: Trainer, folder: Path) -> int:
 
 def _state(trainer: Trainer, step: int) -> dict[str, Any]:
     model, optimizer = get_state_dict(trainer.policy.model, trainer.optimizer)
-    schedule = {k: v for k, v in trainer.schedule.state_dict().items() if k in {"last_epoch", "_step_count", "_last_lr"}}
-    return {"model": model, "optimizer": optimizer, "progress": {"step": step, "schedule": json.dumps(schedule)}}
+    progress = {"step": step, "schedule": json.dumps(trainer.schedule.state_dict())}
+    return {"model": model, "optimizer": optimizer, "progress": progress}
 
 
 def export(trainer: Trainer, folder: Path, *, source: Path) -> None:

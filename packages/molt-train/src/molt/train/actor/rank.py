@@ -5,33 +5,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import torch
 
 from molt.train.actor import checkpoint
 from molt.train.actor.batch import Batch, collate
 from molt.train.actor.model import load_policy
 from molt.train.actor.optimizer import make_optimizer, make_schedule
+from molt.train.actor.setup import RankSetup
 from molt.train.actor.step import Objective, Trainer, update
-from molt.train.config import ActorConfig, AlgorithmConfig
 from molt.train.experience import PayloadStore
 from molt.train.loss import policy_loss
 from molt.train.records.window import Microbatch, StepReport
 from molt.train.refit.sender import SyncClient, WeightSender, make_sender
-
-
-class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank is set up."""
-
-    rank: int
-    world_size: int
-    model_path: str
-    actor: ActorConfig
-    algorithm: AlgorithmConfig
-    temperature: float
-    num_updates: int
-    seed: int
-    collective_timeout_s: float
 
 
 class VersionedClient(SyncClient, Protocol):
@@ -41,7 +26,7 @@ class VersionedClient(SyncClient, Protocol):
 
 
 class ActorRank:
-    """One rank of the trained policy. Every method but `address` is called on all ranks together."""
+    """One rank of the trained policy. Every method is called on all ranks together."""
 
     def __init__(self, setup: RankSetup, store: PayloadStore):
         self._setup, self._store = setup, store

@@ -47,9 +47,10 @@ def update(
     for batch in batches:
         current_N = action_logprobs(trainer, batch)
         loss_N, sums = objective(current_N, batch)
-        loss = window_token_mean(loss_N, num_action_tokens)
-        (loss * trainer.policy.dp_size).backward()  # FSDP averages gradients over the ranks; the window wants their sum
-        totals.add(loss.detach(), current_N.detach(), batch, sums)
+        dp_size = trainer.policy.dp_size
+        loss = window_token_mean(loss_N, num_action_tokens=num_action_tokens, dp_size=dp_size)
+        loss.backward()
+        totals.add(loss.detach() / dp_size, current_N.detach(), batch, sums)
     grad_norm = _clip(trainer)
     totals.all_reduce()
     if not math.isfinite(grad_norm) or not math.isfinite(totals.loss):
@@ -104,7 +105,7 @@ class _Totals:
         self, loss: torch.Tensor, current_N: torch.Tensor, batch: Batch, sums: dict[str, torch.Tensor]
     ) -> None:
         gap_N = (current_N - batch.behaviour_N).abs()
-        parts = {"loss": loss, "logprob_gap": gap_N.sum(), "logprob": current_N.sum(), **sums}
+        parts = {"loss": loss, "logprob_gap": gap_N.sum(), "logprob_mean": current_N.sum(), **sums}
         for name, value in parts.items():
             self._sums[name] = self._sums.get(name, torch.zeros((), device=self._device)) + value.detach()
         if gap_N.numel():
@@ -130,5 +131,5 @@ class _Totals:
             lr=lr,
             logprob_gap_mean=means.pop("logprob_gap"),
             logprob_gap_max=float(self._gap_max),
-            metrics={f"{name}_mean": value for name, value in means.items()},
+            metrics=means,
         )

@@ -7,12 +7,24 @@ from typing import Any
 import msgspec
 import ray
 
-from molt.train.actor.rank import ActorRank, RankSetup
+from molt.train.actor.setup import RankSetup
 from molt.train.cluster.runtime import node_address
 from molt.train.cluster.weight_sync import RayWeightSync
 from molt.train.errors import ActorError, StallError
 from molt.train.experience import PayloadStore
 from molt.train.records.window import StepReport, TrainWindow
+
+
+class _RankProcess:
+    """The Ray actor of a rank. What it wraps is imported in its own process alone: it brings torch and AutoModel."""
+
+    def __init__(self, setup: RankSetup, store: PayloadStore):
+        from molt.train.actor.rank import ActorRank
+
+        self._rank = ActorRank(setup, store)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._rank, method)(*args, **kwargs)
 
 
 class ActorGroup:
@@ -22,7 +34,7 @@ class ActorGroup:
     """
 
     def __init__(self, setup: RankSetup, store: PayloadStore, *, gpus_per_rank: float, timeout_s: float):
-        remote = ray.remote(ActorRank)
+        remote = ray.remote(_RankProcess)
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": gpus_per_rank,
@@ -43,7 +55,7 @@ class ActorGroup:
         """One update."""
         method = "train_supervised" if supervised else "train"
         calls = [
-            getattr(rank, method).remote(share, step=window.step, num_action_tokens=window.num_action_tokens)
+            rank.call.remote(method, share, step=window.step, num_action_tokens=window.num_action_tokens)
             for rank, share in zip(self._ranks, window.ranks, strict=True)
         ]
         return (await self._gather(calls, method))[0]
@@ -82,7 +94,7 @@ class ActorGroup:
             ray.kill(rank)
 
     async def _on_all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return await self._gather([getattr(rank, method).remote(*args, **kwargs) for rank in self._ranks], method)
+        return await self._gather([rank.call.remote(method, *args, **kwargs) for rank in self._ranks], method)
 
     async def _gather(self, calls: list[Any], method: str) -> list[Any]:
         try:

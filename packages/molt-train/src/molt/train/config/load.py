@@ -4,7 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -68,14 +68,22 @@ def _refuse_unknown(table: dict[str, Any], schema: type[msgspec.Struct], prefix:
     fields = {field.name: field.type for field in msgspec.structs.fields(schema)}
     for key, value in table.items():
         if key not in fields:
-            known = known_keys(schema, prefix)
-            near = difflib.get_close_matches(f"{prefix}{key}", known, n=1, cutoff=0.0)
-            raise ConfigError(f"unknown key {prefix + key!r}; the nearest known key is {near[0]!r}")
+            path = _first_leaf(f"{prefix}{key}", value)
+            near = difflib.get_close_matches(path, known_keys(schema, prefix), n=1, cutoff=0.0)
+            raise ConfigError(f"unknown key {path!r}; the nearest known key is {near[0]!r}")
         child = fields[key]
         if isinstance(child, type) and issubclass(child, msgspec.Struct):
             if not isinstance(value, dict):
                 raise ConfigError(f"{prefix + key} is {value!r}; it must be a table of keys")
             _refuse_unknown(value, child, prefix=f"{prefix}{key}.")
+
+
+def _first_leaf(path: str, value: Any) -> str:
+    """The dotted path of the first value under `path`: a misspelt table is recognised by what is in it."""
+    while isinstance(value, dict) and value:
+        key, value = next(iter(cast("dict[str, Any]", value).items()))
+        path = f"{path}.{key}"
+    return path
 
 
 def known_keys(schema: type[msgspec.Struct], prefix: str = "") -> list[str]:
@@ -108,5 +116,6 @@ def _toml_table(table: dict[str, Any], prefix: str) -> list[str]:
 
 
 def _toml_value(value: Any) -> str:
-    # JSON strings, numbers, booleans and lists are TOML as they stand; nan and inf do not occur in a valid config.
-    return msgspec.json.encode(value).decode()
+    # JSON strings, numbers, booleans and lists are TOML as they stand, but for DEL, which TOML wants escaped; nan and
+    # inf do not occur in a valid config.
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")

@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from molt.train.engine.protocol import Engine, EngineChunk, EngineRequest
 from molt.train.errors import EngineDeadError
@@ -10,79 +11,91 @@ from molt.train.errors import EngineDeadError
 MAX_PLACES = 65536
 
 
+@dataclass
+class _Seat:
+    """An engine that takes requests, and how many it is working on."""
+
+    engine: Engine
+    load: int = 0
+
+
 class Router:
     """`engine.protocol.Engine` over several. Requests wait while the router is held, and while no engine is up."""
 
     def __init__(self) -> None:
-        self._engines: dict[int, Engine] = {}
-        self._load: dict[int, int] = {}
+        self._seats: dict[int, _Seat] = {}
         self._places: OrderedDict[str, int] = OrderedDict()
-        self._request_engine: dict[str, int] = {}
+        self._running: dict[str, _Seat] = {}
         self._available = asyncio.Event()
+        self.num_finished = 0
+        """Generations that ended, well or not: what a stall guard watches."""
 
     def admit(self, index: int, engine: Engine) -> None:
         """Serve requests from `engine`, under the number `index`."""
-        self._engines[index] = engine
-        self._load[index] = 0
+        self._seats[index] = _Seat(engine)
         self._available.set()
 
     def remove(self, index: int) -> None:
         """Send no more requests to an engine. Unknown numbers are ignored."""
-        self._engines.pop(index, None)
-        self._load.pop(index, None)
-        if not self._engines:
+        self._seats.pop(index, None)
+        if not self._seats:
             self._available.clear()
 
     @property
     def num_running(self) -> int:
         """Requests that engines are working on."""
-        return sum(self._load.values())
+        return len(self._running)
 
     async def generate(self, request: EngineRequest) -> EngineChunk:
         """The whole generation; raises EngineDeadError when its engine died, after taking that engine out."""
-        index, engine = await self._take(request)
+        index, seat = await self._take(request)
         try:
-            return await engine.generate(request)
+            return await seat.engine.generate(request)
         except EngineDeadError:
-            self.remove(index)
+            self._take_out(index, seat)
             raise
         finally:
-            self._give_back(index, request.request_id)
+            self._give_back(seat, request.request_id)
 
     async def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """The generation as it is sampled; raises EngineDeadError as `generate` does."""
-        index, engine = await self._take(request)
+        index, seat = await self._take(request)
         try:
-            async for chunk in engine.stream(request):
+            async for chunk in seat.engine.stream(request):
                 yield chunk
         except EngineDeadError:
-            self.remove(index)
+            self._take_out(index, seat)
             raise
         finally:
-            self._give_back(index, request.request_id)
+            self._give_back(seat, request.request_id)
 
     async def abort(self, request_id: str) -> None:
         """Stop a generation, wherever it runs."""
-        engine = self._engines.get(self._request_engine.get(request_id, -1))
-        if engine is not None:
-            await engine.abort(request_id)
+        seat = self._running.get(request_id)
+        if seat is not None:
+            await seat.engine.abort(request_id)
 
-    async def _take(self, request: EngineRequest) -> tuple[int, Engine]:
-        while not self._engines:
+    async def _take(self, request: EngineRequest) -> tuple[int, _Seat]:
+        while not self._seats:
             await self._available.wait()  # bounded by the gateway's hold_s
         place = self._places.get(request.affinity)
-        if place not in self._engines:
-            place = min(self._engines, key=lambda i: self._load[i])
+        if place not in self._seats:
+            place = min(self._seats, key=lambda index: self._seats[index].load)
         if request.affinity:
             self._places[request.affinity] = place
             self._places.move_to_end(request.affinity)
             if len(self._places) > MAX_PLACES:
                 self._places.popitem(last=False)
-        self._load[place] += 1
-        self._request_engine[request.request_id] = place
-        return place, self._engines[place]
+        seat = self._seats[place]
+        seat.load += 1
+        self._running[request.request_id] = seat
+        return place, seat
 
-    def _give_back(self, index: int, request_id: str) -> None:
-        self._request_engine.pop(request_id, None)
-        if index in self._load:
-            self._load[index] -= 1
+    def _take_out(self, index: int, seat: _Seat) -> None:
+        if self._seats.get(index) is seat:  # a restarted engine may have the number by now
+            self.remove(index)
+
+    def _give_back(self, seat: _Seat, request_id: str) -> None:
+        seat.load -= 1
+        self.num_finished += 1
+        self._running.pop(request_id, None)

@@ -32,7 +32,8 @@ class VllmEngine:
     def __init__(self, setup: VllmSetup):
         self._setup = setup
         self._version = setup.version
-        self._held: str | None = None
+        self._serving = asyncio.Event()
+        self._serving.set()
 
     async def start(self) -> int:
         """Load the model; returns this process's id."""
@@ -87,6 +88,8 @@ class VllmEngine:
     async def _outputs(self, request: EngineRequest, *, streamed: bool) -> AsyncIterator[EngineChunk]:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
+        # A request that comes in while weights change must not be salted with the version that is on its way out.
+        await self._serving.wait()
         prompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": str(self._version)}
         params = _sampling(request, streamed=streamed)
         try:
@@ -115,6 +118,7 @@ class VllmEngine:
 
     async def start_weight_update(self) -> None:
         """Hold every running request, with what it has sampled, and make ready for new weights."""
+        self._serving.clear()
         await self._llm.pause_generation(mode="keep", clear_cache=False)
         await self._llm.start_weight_update()
 
@@ -130,6 +134,7 @@ class VllmEngine:
         # Prompts are salted with the version, so that no new one finds the keys and values of older weights.
         self._version = version
         await self._llm.resume_generation()
+        self._serving.set()
 
     async def shutdown(self) -> None:
         """End the engine's processes."""

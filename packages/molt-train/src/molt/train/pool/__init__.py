@@ -1,0 +1,1 @@
+"""Stage 1, lease: tasks, leases, groups, and the ledger that survives the process."""

@@ -5,11 +5,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from molt.train.errors import ConfigError
+from molt.train.pool.leases import Assignment
 from molt.train.pool.reader import LedgerReader
 from molt.train.pool.rows import GroupRow, GroupState, LeaseState, ResultRow, RolloutRow, WindowRow
 from molt.train.pool.schema import open_for_writing
@@ -31,15 +32,9 @@ class Ledger(LedgerReader):
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = path.with_name(path.name + ".lock").open("w")
+        self._lock = _lock_for_writing(path)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._db = open_for_writing(path)
-        except BlockingIOError:
-            self._lock.close()
-            raise ConfigError(
-                f"run folder {str(path.parent)!r} is in use by another process; stop it, or give another run.dir"
-            ) from None
+            super().__init__(open_for_writing(path))
         except ConfigError:
             self._lock.close()
             raise
@@ -105,19 +100,39 @@ class Ledger(LedgerReader):
             [(r.rollout_id, r.group_id, r.member, r.state, r.attempt, r.failures, result_id) for r in rows],
         )
 
-    def add_lease(self, lease_id: str, row: RolloutRow, worker_id: str) -> None:
-        """A lease of a rollout at its current attempt, granted now."""
-        self._db.execute(
+    def add_leases(self, assignments: Sequence[Assignment], worker_id: str) -> None:
+        """Leases granted to a worker now."""
+        now = time.time()
+        self._db.executemany(
             "INSERT INTO leases VALUES (?, ?, ?, ?, ?, NULL, 'granted', ?, NULL)",
-            (lease_id, row.rollout_id, row.group_id, row.attempt, worker_id, time.time()),
+            [(a.lease_id, a.rollout_id, a.group_id, a.attempt, worker_id, now) for a in assignments],
         )
 
     def attach_session(self, lease_id: str, session_id: str) -> None:
         """The session that a lease's model calls go to."""
         self._db.execute("UPDATE leases SET session_id = ? WHERE lease_id = ?", (session_id, lease_id))
 
+    def end_attempt(
+        self,
+        row: RolloutRow,
+        *,
+        lease: tuple[str, LeaseState] | None,
+        result: ResultRow | None = None,
+        recording: Recording | None = None,
+    ) -> int | None:
+        """An attempt is over: the rollout is in the state of `row` now, and `lease` (its id) in the state given.
+
+        Returns the id of the result, which, when the rollout is finished, is the one that counts.
+        """
+        recording_id = None if recording is None else self.add_recording(recording)
+        result_id = None if result is None else self.add_result(result, recording_id=recording_id)
+        self.put_rollouts([row], result_id=result_id if row.state == "finished" else None)
+        if lease is not None:
+            self.end_lease(*lease)
+        return result_id
+
     def end_lease(self, lease_id: str, state: LeaseState) -> None:
-        """A lease is over; `late` keeps the time at which it ended first."""
+        """A lease is over; one that becomes `late` keeps the time at which it ended first."""
         self._db.execute(
             "UPDATE leases SET state = ?, ended = coalesce(ended, ?) WHERE lease_id = ?", (state, time.time(), lease_id)
         )
@@ -219,6 +234,19 @@ class Ledger(LedgerReader):
             group = self.group(group_id)
             found = "unknown" if group is None else group.state
             raise ValueError(f"group {group_id!r} is {found}, not {old}, so it cannot become {new}")
+
+
+def _lock_for_writing(path: Path) -> IO[str]:
+    # A file of its own: SQLite's locks on the ledger are released when any descriptor of that file is closed.
+    lock = path.with_name(path.name + ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigError(
+            f"run folder {str(path.parent)!r} is in use by another process; stop it, or give another run.dir"
+        ) from None
+    return lock
 
 
 def _inserted_id(rowid: int | None) -> int:

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -16,10 +16,10 @@ from molt.train.records.turn import Turn
 
 _GROUP = "SELECT seq, group_id, kind, task_id, task, size, position, key, state, reason, step FROM groups"
 _ROLLOUT = """
-    SELECT rollout_id, group_id, member, state, rollouts.attempt, failures,
+    SELECT rollouts.rollout_id, group_id, member, state, rollouts.attempt, failures,
            outcome, reward, score, error, info,
            session_id, turns, segments, counters, delivered_fraction
-    FROM rollouts LEFT JOIN results USING (rollout_id, result_id) LEFT JOIN recordings USING (recording_id)
+    FROM rollouts LEFT JOIN results USING (result_id) LEFT JOIN recordings USING (recording_id)
 """
 _LEASE = "SELECT lease_id, rollout_id, group_id, attempt, worker_id, session_id, state, granted, ended FROM leases"
 _RESULT = """
@@ -34,13 +34,18 @@ _decode_group_ids = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 class LedgerReader:
-    """Reads the ledger at `path`, also while a run is writing it.
+    """Reads a ledger, also while a run is writing it.
 
     Iterators read as they go, so that memory holds one row at a time; each sees the ledger as it was when it started.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._db: sqlite3.Connection = open_for_reading(path)
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open the ledger at `path` for reading only. Raises ConfigError when it is missing or unreadable."""
+        return cls(open_for_reading(path))
 
     def close(self) -> None:
         """Close the file. Nothing is pending: every write was committed when it was made."""
@@ -155,9 +160,7 @@ def _outcome(kind: Any, reward: float | None, score: float | None, error: str | 
     return Outcome(kind=kind, reward=reward, score=score, error=error, info=msgspec.json.decode(info))
 
 
-def _recording(
-    session_id: str, turns: bytes, segments: bytes, counters: bytes, delivered_fraction: float
-) -> Recording:
+def _recording(session_id: str, turns: bytes, segments: bytes, counters: bytes, delivered_fraction: float) -> Recording:
     return Recording(
         session_id=session_id,
         state="closed",

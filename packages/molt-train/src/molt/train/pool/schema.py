@@ -148,5 +148,5 @@ def _check_version(db: sqlite3.Connection, path: Path) -> None:
     (found,) = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone() or ("none",)
     if found != str(SCHEMA_VERSION):
         raise ConfigError(
-            f"ledger {str(path)!r} has schema version {found}, this program writes {SCHEMA_VERSION}; use a new run folder"
+            f"ledger {str(path)!r} has schema version {found}, not {SCHEMA_VERSION}; give a new run.dir"
         )

@@ -1,0 +1,7 @@
+"""`python -m molt.agents` is the command `molt-agent`."""
+
+import sys
+
+from molt.agents.cli import main
+
+sys.exit(main())

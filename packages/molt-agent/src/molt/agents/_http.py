@@ -1,0 +1,148 @@
+"""The only importer of httpx: JSON over one pool of keep-alive connections, with typed errors and retries.
+
+Retries follow what the OpenAI and Anthropic SDKs do (connection errors, time-outs, 408, 429, 5xx; `x-should-retry` and
+`retry-after` are obeyed), bounded by time instead of a count. All tries of one call carry the same `idempotency-key`
+and count up `x-stainless-retry-count`, so that a gateway can tell a resend from a new request.
+"""
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+from molt.agents.errors import AuthenticationError, FencedError, ServerError, ServerUnavailableError
+
+CONNECT_LIMIT_S = 5.0
+KEEPALIVE_S = 60.0
+BACKOFF_START_S = 0.1
+BACKOFF_END_S = 5.0
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class JsonClient:
+    """POSTs msgspec structs and reads them back."""
+
+    def __init__(self) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S)
+        self._http = httpx.AsyncClient(limits=limits, headers={"content-type": "application/json"})
+
+    async def post(
+        self, url: str, body: Any, reply_type: type[T], *, api_key: str, timeout_s: float, give_up_s: float
+    ) -> T:
+        """Send `body` until it is answered.
+
+        Args:
+            url: The whole URL.
+            body: Anything that msgspec encodes as JSON.
+            reply_type: What to decode the answer as; unknown fields are ignored.
+            api_key: The bearer token.
+            timeout_s: Longest silence of one try, in seconds.
+            give_up_s: Seconds after the first failure beyond which no further try starts.
+
+        Raises:
+            ServerUnavailableError: No usable answer within `give_up_s`.
+            AuthenticationError: 401 or 403.
+            FencedError: 409.
+            ServerError: Any other refusal, or an answer that is no `reply_type`.
+        """
+        content = msgspec.json.encode(body)
+        headers = {"authorization": f"Bearer {api_key}", "idempotency-key": uuid.uuid4().hex}
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_LIMIT_S))
+        first_failure: float | None = None
+        num_retries = 0
+        while True:
+            headers["x-stainless-retry-count"] = str(num_retries)
+            retry_after: float | None = None
+            try:
+                response = await self._http.post(url, content=content, headers=headers, timeout=timeout)
+            except httpx.RequestError as exc:
+                reason = f"{url}: {type(exc).__name__} {exc}".strip()
+            else:
+                if response.is_success:
+                    return _decode(response, reply_type)
+                refusal = _refusal(response)
+                if not _worth_retrying(response):
+                    raise refusal
+                reason, retry_after = str(refusal), _retry_after(response)
+            pause = retry_after or _backoff(num_retries)
+            now = time.monotonic()
+            if first_failure is None:
+                first_failure = now
+                log.warning("%s; trying again for up to %g s", reason, give_up_s)
+            if now + pause - first_failure > give_up_s:
+                raise ServerUnavailableError(f"no usable answer for {give_up_s:g} s: {reason}")
+            await asyncio.sleep(pause)
+            num_retries += 1
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+
+def is_transport_fault(error: BaseException) -> bool:
+    """Tell whether an agent's own httpx call failed for the network's or the remote host's sake."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return is_fault_status(error.response.status_code)
+    return isinstance(error, httpx.TransportError)
+
+
+def is_fault_status(status: int) -> bool:
+    """Tell whether an HTTP status blames the server or its load, and not the request."""
+    return status in (408, 429) or status >= 500
+
+
+def _worth_retrying(response: httpx.Response) -> bool:
+    hint = response.headers.get("x-should-retry")
+    return hint == "true" if hint in ("true", "false") else is_fault_status(response.status_code)
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds that the server asks for; dates and nonsense count as nothing."""
+    for header, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            seconds = float(response.headers.get(header, "")) * unit
+        except ValueError:
+            continue
+        if seconds > 0:
+            return seconds
+    return None
+
+
+def _backoff(num_retries: int) -> float:
+    return min(BACKOFF_START_S * 2.0**num_retries, BACKOFF_END_S) * random.uniform(0.75, 1.0)
+
+
+def _decode(response: httpx.Response, reply_type: type[T]) -> T:
+    try:
+        return msgspec.json.decode(response.content, type=reply_type)
+    except msgspec.DecodeError as exc:
+        raise ServerError(f"{response.url}: unreadable answer: {exc}", status=response.status_code) from exc
+
+
+class _Detail(msgspec.Struct):
+    message: str = ""
+    type: str | None = None
+    code: str | int | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Detail
+
+
+def _refusal(response: httpx.Response) -> ServerError:
+    """Read an error answer; the control API and the OpenAI wire have one shape."""
+    try:
+        detail = msgspec.json.decode(response.content, type=_ErrorBody).error
+    except msgspec.DecodeError:
+        detail = _Detail(response.text[:200])
+    status = response.status_code
+    error_type = {401: AuthenticationError, 403: AuthenticationError, 409: FencedError}.get(status, ServerError)
+    code = detail.code or detail.type
+    message = f"{response.url}: HTTP {status}: {detail.message or response.reason_phrase}"
+    return error_type(message, status=status, code=None if code is None else str(code))

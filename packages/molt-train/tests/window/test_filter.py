@@ -1,0 +1,70 @@
+"""Which rollouts count: outcomes stay typed, and every rollout left out is counted under a reason."""
+
+import pytest
+
+from molt.train.window import usable
+
+SEGMENT = (10, 4, [0])
+
+
+@pytest.fixture
+def mixed(make_group):
+    return make_group(
+        "g",
+        (1.0, [SEGMENT]),
+        (0.25, [SEGMENT], "truncated"),
+        (None, [SEGMENT], "failed"),
+        (None, [SEGMENT], "timeout"),
+        (None, [SEGMENT], "infrastructure"),
+    )
+
+
+def rewards(result):
+    return [[rollout.outcome.reward for rollout in group.rollouts] for group in result.kept]
+
+
+def test_failed_and_timed_out_rollouts_are_dropped_by_name(mixed):
+    result = usable([mixed], estimator_needs_group=True, on_failed="drop")
+    assert rewards(result) == [[1.0, 0.25]]
+    assert result.dropped == {"failed": 1, "timeout": 1, "infrastructure": 1}
+
+
+def test_or_they_count_as_reward_zero_and_keep_their_outcome(mixed):
+    result = usable([mixed], estimator_needs_group=True, on_failed="zero_reward")
+    assert rewards(result) == [[1.0, 0.25, 0.0, 0.0]]
+    assert [r.outcome.kind for r in result.kept[0].rollouts] == ["completed", "truncated", "failed", "timeout"]
+    assert result.dropped == {"infrastructure": 1}
+    assert [len(r.experiences) for r in result.kept[0].rollouts] == [1] * 4
+
+
+@pytest.mark.parametrize("on_failed", ["drop", "zero_reward"])
+def test_infrastructure_never_counts(make_group, on_failed):
+    group = make_group("g", (None, [SEGMENT], "infrastructure"), (None, [], "infrastructure"))
+    result = usable([group], estimator_needs_group=False, on_failed=on_failed)
+    assert (result.kept, result.dropped) == ([], {"infrastructure": 2})
+
+
+def test_a_group_left_with_one_is_dropped_only_where_the_estimator_compares(make_group):
+    groups = [
+        make_group("lonely", (1.0, [SEGMENT]), (None, [], "failed")),
+        make_group("pair", (1.0, [SEGMENT]), (0.0, [SEGMENT])),
+    ]
+    compared = usable(groups, estimator_needs_group=True, on_failed="drop")
+    assert [g.group_id for g in compared.kept] == ["pair"]
+    assert compared.dropped == {"failed": 1, "group_too_small": 1}
+    alone = usable(groups, estimator_needs_group=False, on_failed="drop")
+    assert [g.group_id for g in alone.kept] == ["lonely", "pair"]
+    assert alone.dropped == {"failed": 1}
+
+
+def test_a_rollout_without_actions_stays_in_its_groups_baseline(make_group):
+    group = make_group("g", (1.0, [SEGMENT]), (0.0, []))
+    result = usable([group], estimator_needs_group=True, on_failed="drop")
+    assert result.kept == [group]
+    assert result.dropped == {}
+
+
+def test_the_groups_given_are_not_changed(mixed):
+    before = [rollout.outcome.reward for rollout in mixed.rollouts]
+    usable([mixed], estimator_needs_group=True, on_failed="zero_reward")
+    assert [rollout.outcome.reward for rollout in mixed.rollouts] == before
