@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
+from molt.agents.blame import is_fault_status
 from molt.agents.errors import AuthenticationError, FencedError, ServerError, ServerUnavailableError
 
 CONNECT_LIMIT_S = 5.0
@@ -83,18 +84,6 @@ class JsonClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
-
-
-def is_transport_fault(error: BaseException) -> bool:
-    """Tell whether an agent's own httpx call failed for the network's or the remote host's sake."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return is_fault_status(error.response.status_code)
-    return isinstance(error, httpx.TransportError)
-
-
-def is_fault_status(status: int) -> bool:
-    """Tell whether an HTTP status blames the server or its load, and not the request."""
-    return status in (408, 429) or status >= 500
 
 
 def _worth_retrying(response: httpx.Response) -> bool:

@@ -5,13 +5,10 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from typing import cast
 
-from molt.agents._http import is_fault_status, is_transport_fault
+from molt.agents.blame import blame, group_members
 from molt.agents.context import make_context
-from molt.agents.errors import InfrastructureError
-from molt.agents.protocol import Lease, OutcomeKind, ResultReport
+from molt.agents.protocol import Lease, ResultReport
 from molt.agents.results import Result, check_result
 from molt.agents.runner import AgentRunner
 
@@ -26,8 +23,7 @@ async def run_lease(runner: AgentRunner, lease: Lease, *, worker_id: str) -> Res
     """Run one attempt. Whatever the agent does becomes a report; this raises only when it is itself cancelled.
 
     The outcome is `completed`, or `truncated` where the Result says so; `timeout` past `lease.timeout_s`;
-    `infrastructure` where the agent raised InfrastructureError, or an SDK, httpx or the socket reported a broken
-    connection, 408, 429 or 5xx; else `failed`.
+    otherwise `infrastructure` or `failed`, see `blame`.
     """
     task = asyncio.create_task(_attempt(runner, lease))
     try:
@@ -44,7 +40,7 @@ async def run_lease(runner: AgentRunner, lease: Lease, *, worker_id: str) -> Res
     if exc := task.exception():
         log.debug("rollout %s, attempt %d:", lease.rollout_id, lease.attempt, exc_info=exc)
         error = _describe(exc, runner)
-        return ResultReport(worker_id=worker_id, attempt=lease.attempt, outcome=_blame(exc), error=error)
+        return ResultReport(worker_id=worker_id, attempt=lease.attempt, outcome=blame(exc), error=error)
     result = task.result()
     return ResultReport(
         worker_id=worker_id,
@@ -72,36 +68,13 @@ async def _stop(task: asyncio.Task[Result], lease: Lease) -> None:
     await asyncio.wait({task}, timeout=CANCEL_GRACE_S)
     if not task.done():
         log.error("rollout %s: the agent ignores its cancellation and was abandoned", lease.rollout_id)
-
-
-def _blame(error: BaseException) -> OutcomeKind:
-    if members := _members(error):
-        return "infrastructure" if all(_blame(member) == "infrastructure" for member in members) else "failed"
-    return "infrastructure" if any(_is_fault(e) for e in _causes(error)) else "failed"
-
-
-def _members(error: BaseException) -> tuple[BaseException, ...]:
-    return cast("tuple[BaseException, ...]", error.exceptions) if isinstance(error, BaseExceptionGroup) else ()
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """`error` and what it was raised from; SDKs raise their connection errors from those of httpx."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
-
-
-def _is_fault(error: BaseException) -> bool:
-    if isinstance(error, InfrastructureError | ConnectionError) or is_transport_fault(error):
-        return True
-    status = getattr(error, "status_code", None)  # of the OpenAI and Anthropic SDKs
-    return isinstance(status, int) and is_fault_status(status)
+    elif not task.cancelled() and (error := task.exception()):
+        log.debug("rollout %s: while it was cancelled:", lease.rollout_id, exc_info=error)
 
 
 def _describe(error: BaseException, runner: AgentRunner) -> str:
     """One line: type, message, and the innermost line of the agent's own module."""
-    if members := _members(error):
+    if members := group_members(error):
         return "; ".join(_describe(member, runner) for member in members)[:MAX_ERROR_CHARS]
     own_file = getattr(sys.modules.get(type(runner).__module__), "__file__", None)
     own_lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == own_file]

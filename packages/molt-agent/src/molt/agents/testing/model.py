@@ -108,9 +108,11 @@ class ScriptedModel(LoopbackServer):
         head = {"id": f"chatcmpl-{next(self._numbers)}", "created": 0, "model": body.get("model")}
         usage = _usage(body, reply)
         if body.get("stream"):
-            with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            options: dict[str, Any] = body.get("stream_options") or {}
             headers = {"content-type": "text/event-stream; charset=utf-8", **reply.headers}
-            return Response(headers=headers, chunks=_stream(head, reply, usage if with_usage else None))
+            return Response(
+                headers=headers, chunks=_stream(head, reply, usage if options.get("include_usage") else None)
+            )
         choice = {"index": 0, "message": _message(reply), "finish_reason": _finish_reason(reply), "logprobs": None}
         completion = {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
         return Response(headers=reply.headers, body=msgspec.json.encode(completion))

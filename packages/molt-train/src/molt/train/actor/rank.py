@@ -12,10 +12,10 @@ from molt.train.actor.batch import Batch, collate
 from molt.train.actor.model import load_policy
 from molt.train.actor.optimizer import make_optimizer, make_schedule
 from molt.train.actor.setup import RankSetup
-from molt.train.actor.step import Objective, Trainer, update
+from molt.train.actor.step import Objective, Share, Trainer, update
 from molt.train.experience import PayloadStore
 from molt.train.loss import policy_loss
-from molt.train.records.window import Microbatch, StepReport
+from molt.train.records.window import Microbatch, RankWindow, StepReport
 from molt.train.refit.sender import SyncClient, WeightSender, make_sender
 
 
@@ -55,13 +55,13 @@ class ActorRank:
         )
         return sum(p.numel() for p in policy.model.parameters())
 
-    def train(self, microbatches: Sequence[Microbatch], *, step: int, num_action_tokens: int) -> StepReport:
-        """One policy update on this rank's share of the window."""
-        return self._update(microbatches, step, num_action_tokens, self._policy_objective)
+    def train(self, windows: Sequence[RankWindow], *, step: int) -> StepReport:
+        """One policy update on this rank's share of the window: an optimizer step for each of `windows`."""
+        return self._update(windows, step, self._policy_objective)
 
-    def train_supervised(self, microbatches: Sequence[Microbatch], *, step: int, num_action_tokens: int) -> StepReport:
-        """One step of maximum likelihood on the action tokens."""
-        return self._update(microbatches, step, num_action_tokens, _negative_log_likelihood)
+    def train_supervised(self, windows: Sequence[RankWindow], *, step: int) -> StepReport:
+        """Maximum likelihood of the action tokens: an optimizer step for each of `windows`."""
+        return self._update(windows, step, _negative_log_likelihood)
 
     def save(self, folder: str, *, step: int) -> None:
         """Write a checkpoint after update `step`."""
@@ -93,23 +93,25 @@ class ActorRank:
         """Most bytes of CUDA memory that this rank has held at once; 0 without CUDA."""
         return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
-    def _update(
-        self, microbatches: Sequence[Microbatch], step: int, num_action_tokens: int, objective: Objective
-    ) -> StepReport:
-        device = self._trainer.policy.device
-        batches = [
-            collate([(self._store.get(row.experience.payload), row.advantages) for row in m.rows], device=device)
-            for m in microbatches
+    def _update(self, windows: Sequence[RankWindow], step: int, objective: Objective) -> StepReport:
+        shares = [
+            Share([self._reload(microbatch) for microbatch in window.microbatches], window.num_action_tokens)
+            for window in windows
         ]
-        return update(self._trainer, batches, step=step, num_action_tokens=num_action_tokens, objective=objective)
+        return update(self._trainer, shares, step=step, objective=objective)
 
-    def _policy_objective(self, current_N: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        # One step a window: the actor before the window's first update is the actor now.
-        return policy_loss(
-            current_N, current_N.detach(), batch.behaviour_N, batch.advantages_N, settings=self._setup.algorithm
-        )
+    def _reload(self, microbatch: Microbatch) -> Batch:
+        rows = [(self._store.get(row.experience.payload), row.advantages) for row in microbatch.rows]
+        return collate(rows, device=self._trainer.policy.device)
+
+    def _policy_objective(
+        self, current_N: torch.Tensor, old_N: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return policy_loss(current_N, old_N, batch.behaviour_N, batch.advantages_N, settings=self._setup.algorithm)
 
 
-def _negative_log_likelihood(current_N: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    del batch  # every action token counts alike
+def _negative_log_likelihood(
+    current_N: torch.Tensor, old_N: torch.Tensor, batch: Batch
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    del old_N, batch  # every action token counts alike
     return -current_N, {}

@@ -4,6 +4,7 @@
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,17 @@ from molt.train.loss.logprob import gather_logprobs
 from molt.train.loss.reduce import window_token_mean
 from molt.train.records.window import StepReport
 
-Objective = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
-"""(current log-probs [N] with gradient, batch) -> (per-token loss [N], sums over N to report as means)."""
+Objective = Callable[[torch.Tensor, torch.Tensor, Batch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+"""(current log-probs [N] with gradient, old log-probs [N], batch) -> (loss [N], sums over N to report as means)."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """This rank's part of one optimizer step."""
+
+    batches: Sequence[Batch]
+    num_action_tokens: int
+    """Of the whole step, over all ranks: the one denominator of the token mean."""
 
 
 @dataclass
@@ -33,32 +43,51 @@ class Trainer:
     temperature: float
 
 
-def update(
-    trainer: Trainer, batches: Sequence[Batch], *, step: int, num_action_tokens: int, objective: Objective
-) -> StepReport:
-    """Make one optimizer step on the window of which `batches` are this rank's share.
+def update(trainer: Trainer, shares: Sequence[Share], *, step: int, objective: Objective) -> StepReport:
+    """Make one optimizer step for each of `shares`, which together are one window. All ranks call this alike.
 
-    `num_action_tokens` counts the whole window over all ranks: the one denominator of the token mean. Every rank must
-    call this with equally many batches. Raises ActorError, before the weights are touched, when the loss or the
-    gradient is not finite.
+    The old log-probs are those of the weights before the first of the steps. Raises ActorError when a loss or a
+    gradient is not finite; the optimizer step concerned is not made.
     """
-    trainer.optimizer.zero_grad(set_to_none=True)
     totals = _Totals(trainer.policy.device)
-    for batch in batches:
+    olds = [_old_logprobs(trainer, share) if len(shares) > 1 else None for share in shares]
+    for share, old in zip(shares, olds, strict=True):
+        _optimizer_step(trainer, share, old, totals, objective=objective, step=step)
+    return totals.report(step=step, num_action_tokens=sum(share.num_action_tokens for share in shares))
+
+
+def _old_logprobs(trainer: Trainer, share: Share) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [action_logprobs(trainer, batch) for batch in share.batches]
+
+
+def _optimizer_step(
+    trainer: Trainer,
+    share: Share,
+    old: list[torch.Tensor] | None,
+    totals: "_Totals",
+    *,
+    objective: Objective,
+    step: int,
+) -> None:
+    trainer.optimizer.zero_grad(set_to_none=True)
+    dp_size = trainer.policy.dp_size
+    for index, batch in enumerate(share.batches):
         current_N = action_logprobs(trainer, batch)
-        loss_N, sums = objective(current_N, batch)
-        dp_size = trainer.policy.dp_size
-        loss = window_token_mean(loss_N, num_action_tokens=num_action_tokens, dp_size=dp_size)
+        # With a single step a window the policy before it is the one of this very pass.
+        old_N = current_N.detach() if old is None else old[index]
+        loss_N, sums = objective(current_N, old_N, batch)
+        loss = window_token_mean(loss_N, num_action_tokens=share.num_action_tokens, dp_size=dp_size)
         loss.backward()
-        totals.add(loss.detach() / dp_size, current_N.detach(), batch, sums)
+        totals.add(loss_N.detach(), old_N, batch, sums)
     grad_norm = _clip(trainer)
     totals.all_reduce()
-    if not math.isfinite(grad_norm) or not math.isfinite(totals.loss):
-        raise ActorError(f"update {step}: loss {totals.loss} and gradient norm {grad_norm} must be finite; not applied")
-    lr = trainer.optimizer.param_groups[0]["lr"]
+    if not math.isfinite(grad_norm) or not math.isfinite(totals.loss_sum):
+        raise ActorError(f"update {step}: gradient norm {grad_norm}, loss sum {totals.loss_sum}: not finite, not applied")
+    totals.grad_norms.append(grad_norm)
+    totals.lr = trainer.optimizer.param_groups[0]["lr"]
     trainer.optimizer.step()
     trainer.schedule.step()
-    return totals.report(step=step, grad_norm=grad_norm, lr=lr, num_action_tokens=num_action_tokens)
 
 
 def action_logprobs(trainer: Trainer, batch: Batch) -> torch.Tensor:
@@ -94,41 +123,46 @@ def _clip(trainer: Trainer) -> float:
 
 
 class _Totals:
-    """Sums over the window, first of this rank, then of all."""
+    """Sums over the window's action tokens, of all ranks once a step is reduced."""
 
     def __init__(self, device: torch.device):
-        self._sums: dict[str, torch.Tensor] = {}
-        self._gap_max = torch.zeros((), device=device)
         self._device = device
+        self._local: dict[str, torch.Tensor] = {}
+        self._gap_max = torch.zeros((), device=device)
+        self._sums: Counter[str] = Counter()
+        self.grad_norms: list[float] = []
+        self.lr = 0.0
 
-    def add(
-        self, loss: torch.Tensor, current_N: torch.Tensor, batch: Batch, sums: dict[str, torch.Tensor]
-    ) -> None:
-        gap_N = (current_N - batch.behaviour_N).abs()
-        parts = {"loss": loss, "logprob_gap": gap_N.sum(), "logprob_mean": current_N.sum(), **sums}
+    def add(self, loss_N: torch.Tensor, old_N: torch.Tensor, batch: Batch, sums: dict[str, torch.Tensor]) -> None:
+        """Count a microbatch of this rank."""
+        gap_N = (old_N - batch.behaviour_N).abs()
+        parts = {"loss": loss_N.sum(), "logprob_gap": gap_N.sum(), "logprob_mean": old_N.sum(), **sums}
         for name, value in parts.items():
-            self._sums[name] = self._sums.get(name, torch.zeros((), device=self._device)) + value.detach()
+            self._local[name] = self._local.get(name, torch.zeros((), device=self._device)) + value.detach()
         if gap_N.numel():
             self._gap_max = torch.maximum(self._gap_max, gap_N.max())
 
     def all_reduce(self) -> None:
-        names = sorted(self._sums)
-        packed = torch.stack([self._sums[name].float() for name in names])
+        """Add up what the ranks have counted since the last time."""
+        names = sorted(self._local)
+        packed = torch.stack([self._local[name].float() for name in names])
         torch.distributed.all_reduce(packed)
         torch.distributed.all_reduce(self._gap_max, op=torch.distributed.ReduceOp.MAX)
-        self._values = dict(zip(names, packed.tolist(), strict=True))
+        self._sums.update(dict(zip(names, packed.tolist(), strict=True)))
+        self._local.clear()
 
     @property
-    def loss(self) -> float:
-        return self._values["loss"]
+    def loss_sum(self) -> float:
+        return self._sums["loss"]
 
-    def report(self, *, step: int, grad_norm: float, lr: float, num_action_tokens: int) -> StepReport:
-        means = {name: value / max(1, num_action_tokens) for name, value in self._values.items() if name != "loss"}
+    def report(self, *, step: int, num_action_tokens: int) -> StepReport:
+        """Means over the window; the gradient norm is the mean over its optimizer steps."""
+        means = {name: value / max(1, num_action_tokens) for name, value in self._sums.items()}
         return StepReport(
             step=step,
-            loss=self.loss,
-            grad_norm=grad_norm,
-            lr=lr,
+            loss=means.pop("loss"),
+            grad_norm=sum(self.grad_norms) / len(self.grad_norms),
+            lr=self.lr,
             logprob_gap_mean=means.pop("logprob_gap"),
             logprob_gap_max=float(self._gap_max),
             metrics=means,

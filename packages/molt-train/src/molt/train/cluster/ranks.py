@@ -1,6 +1,7 @@
 """The actor ranks as one: start, train, refit, checkpoint."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,12 @@ class ActorGroup:
         host, port = node_address()
         return (await self._on_all("start", f"tcp://{host}:{port}"))[0]
 
-    async def train(self, window: TrainWindow, *, supervised: bool = False) -> StepReport:
-        """One update."""
+    async def train(self, windows: Sequence[TrainWindow], *, supervised: bool = False) -> StepReport:
+        """One update: an optimizer step for each of `windows`, which are the parts of one window."""
         method = "train_supervised" if supervised else "train"
         calls = [
-            rank.call.remote(method, share, step=window.step, num_action_tokens=window.num_action_tokens)
-            for rank, share in zip(self._ranks, window.ranks, strict=True)
+            actor.call.remote(method, [window.share(rank) for window in windows], step=windows[0].step)
+            for rank, actor in enumerate(self._ranks)
         ]
         return (await self._gather(calls, method))[0]
 

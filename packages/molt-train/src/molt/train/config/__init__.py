@@ -1,10 +1,12 @@
 """Typed configuration: one frozen struct an owner, read from TOML with dotted overrides."""
 
+from molt.train.config.checks import GROUP_ESTIMATORS, check
 from molt.train.config.load import known_keys, load_config, to_toml
 from molt.train.config.sections import (
     ActorConfig,
     AgentConfig,
     AlgorithmConfig,
+    ClusterConfig,
     Config,
     DataConfig,
     EngineConfig,
@@ -19,9 +21,11 @@ from molt.train.config.sections import (
 )
 
 __all__ = [
+    "GROUP_ESTIMATORS",
     "ActorConfig",
     "AgentConfig",
     "AlgorithmConfig",
+    "ClusterConfig",
     "Config",
     "DataConfig",
     "EngineConfig",
@@ -33,6 +37,7 @@ __all__ = [
     "RunConfig",
     "ServerConfig",
     "TrainConfig",
+    "check",
     "known_keys",
     "load_config",
     "to_toml",

@@ -5,6 +5,9 @@ from typing import Literal
 import msgspec
 
 
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+
+
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A TOML table."""
 
@@ -65,11 +68,13 @@ class AlgorithmConfig(_Section):
     estimator: Literal["grpo", "rloo", "group_mean", "reinforce_pp"] = "grpo"
     gamma: float = 1.0
     """Discount a token, over action tokens only (`reinforce_pp`)."""
-    clip_low: float = 0.2
-    """PPO clip: ratios below 1 - clip_low. Acts where `updates_per_window` is above 1."""
-    clip_high: float = 0.28
     updates_per_window: int = 1
-    """Optimizer steps a window; above 1 the PPO ratio departs from 1."""
+    """Optimizer steps a window, on equal shares of its groups. Above 1 the policy departs from the one that the window
+    started with, which is what the clip bounds."""
+    clip_low: float = CLIP_LOW
+    """PPO clip: the ratio of the current policy to that before the window is clipped below 1 - clip_low."""
+    clip_high: float = CLIP_HIGH
+    """PPO clip: above 1 + clip_high."""
     correction: Literal["none", "tis", "icepop"] = "tis"
     """Token-level importance correction: `tis` truncates, min(rho, high); `icepop` masks, rho inside [low, high], else 0."""
     correction_low: float = 0.5
@@ -172,6 +177,13 @@ class ServerConfig(_Section):
     """The workers' bearer token; empty: a new random one, on loopback only."""
 
 
+class ClusterConfig(_Section):
+    """Ray."""
+
+    address: str = ""
+    """A running Ray cluster, `host:port`; empty: a local one, for this run only."""
+
+
 class Config(_Section):
     """A run's whole configuration."""
 
@@ -187,3 +199,4 @@ class Config(_Section):
     pool: PoolConfig = PoolConfig()
     gateway: GatewayConfig = GatewayConfig()
     server: ServerConfig = ServerConfig()
+    cluster: ClusterConfig = ClusterConfig()

@@ -15,13 +15,13 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from molt.train.advantage import NEEDS_GROUP, compute_advantages
-from molt.train.config import Config
+from molt.train.advantage import compute_advantages
+from molt.train.config import GROUP_ESTIMATORS, Config
 from molt.train.controller.admission import Admission
 from molt.train.controller.checkpoints import Checkpoints
 from molt.train.controller.evaluation import Evaluation, info_means
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 class Actor(Protocol):
     """The trained policy, all ranks of it."""
 
-    async def train(self, window: TrainWindow) -> StepReport: ...
+    async def train(self, windows: Sequence[TrainWindow]) -> StepReport: ...
     async def save(self, folder: Path, *, step: int) -> None: ...
     async def load(self, folder: Path) -> int: ...
 
@@ -80,8 +80,9 @@ class TrainingLoop:
         self._advantages = functools.partial(
             compute_advantages, config.algorithm.estimator, gamma=config.algorithm.gamma
         )
-        self._needs_group = config.algorithm.estimator in NEEDS_GROUP
+        self._needs_group = config.algorithm.estimator in GROUP_ESTIMATORS
         self._dropped: Counter[str] = Counter()
+        self._timing = _Timing()
         self.step = 0
 
     async def resume(self) -> None:
@@ -100,16 +101,15 @@ class TrainingLoop:
             await self._evaluate()
         for window in parts.pool.ledger.rewind(self.step):
             log.info("training the recorded window of update %d again", window.step)
-            await self._update(parts.pool.recorded_groups(window.group_ids), _Timing())
+            await self._update(parts.pool.recorded_groups(window.group_ids))
         parts.admission.paused = False
         while self.step < last:
             parts.admission.updates_left = last - self.step
             parts.admission()
-            timing = _Timing()
             groups = await self._collect()
             parts.pool.ledger.record_window(self.step + 1, self.step, [group.group_id for group in groups])
-            timing.lap("wait_rollouts")
-            await self._update(groups, timing)
+            self._timing.lap("wait_rollouts")
+            await self._update(groups)
         parts.admission.updates_left = 0
 
     async def _collect(self) -> list[Group]:
@@ -118,9 +118,7 @@ class TrainingLoop:
         groups: list[Group] = []
         while len(groups) < wanted:
             while not await pool.wait_groups(1, timeout_s=1.0):
-                self._parts.stall.check(
-                    f"{wanted - len(groups)} more complete groups", any_worker=pool.any_worker
-                )
+                self._parts.stall.check(f"{wanted - len(groups)} more complete groups")
             for group in pool.take(min(pool.num_ready, wanted - len(groups))):
                 reason = self._refuse(group)
                 if reason is None:
@@ -148,37 +146,45 @@ class TrainingLoop:
             counts.update({f"rollouts_{reason}": number for reason, number in result.dropped.items()})
         return result.kept
 
-    async def _update(self, groups: list[Group], timing: _Timing) -> None:
+    async def _update(self, groups: list[Group]) -> None:
         parts, config = self._parts, self._config
         kept = self._usable(groups, self._dropped)
-        window = build_window(
-            kept,
-            step=self.step + 1,
-            policy_version=self.step,
-            num_ranks=config.actor.num_ranks,
-            microbatch_tokens=config.train.microbatch_tokens,
-            advantages=self._advantages,
-        )
-        report = await parts.actor.train(window)
-        timing.lap("train")
+        report = await parts.actor.train(self._windows(kept))
+        self._timing.lap("train")
         await parts.serving.refit(report.step)
-        timing.lap("refit")
+        self._timing.lap("refit")
         self.step = report.step
         parts.admission.held = 0
         parts.admission.updates_left = config.train.num_updates - self.step
         parts.admission()
+        self._report(kept, report)  # before the checkpoint, so that every checkpointed update has its row
         await self._checkpoint()
-        timing.lap("checkpoint")
-        self._report(kept, window, report, timing)
         every = config.train.eval_every
         if self.step == config.train.num_updates or (every and self.step % every == 0):
             await self._evaluate()
+
+    def _windows(self, groups: list[Group]) -> list[TrainWindow]:
+        """The window as its optimizer steps, each with equally many of its groups (the last may have fewer)."""
+        config = self._config
+        size = -(-len(groups) // config.algorithm.updates_per_window)
+        return [
+            build_window(
+                groups[start : start + size],
+                step=self.step + 1,
+                policy_version=self.step,
+                num_ranks=config.actor.num_ranks,
+                microbatch_tokens=config.train.microbatch_tokens,
+                advantages=self._advantages,
+            )
+            for start in range(0, len(groups), size)
+        ]
 
     async def _checkpoint(self) -> None:
         every, last = self._config.train.checkpoint_every, self._config.train.num_updates
         if self.step == last or (every and self.step % every == 0):
             await self._parts.actor.save(self._parts.checkpoints.begin(self.step), step=self.step)
             self._parts.checkpoints.commit(self.step)
+            self._timing.lap("checkpoint")
 
     async def _evaluate(self) -> None:
         if self._parts.evaluation is None:
@@ -187,14 +193,15 @@ class TrainingLoop:
         paused, admission.paused = admission.paused, True
         row = await self._parts.evaluation(step=self.step, policy_version=self._parts.serving.version)
         admission.paused = paused
+        self._timing = _Timing()
         log.info("evaluation after update %d: reward %.3f", self.step, row["reward_mean"])
 
-    def _report(self, groups: list[Group], window: TrainWindow, report: StepReport, timing: _Timing) -> None:
-        spent = timing.spent
+    def _report(self, groups: list[Group], report: StepReport) -> None:
+        spent, self._timing = self._timing.spent, _Timing()
         row = {
             "step": report.step,
-            "policy_version": window.policy_version,
-            **window_stats(groups, window.policy_version),
+            "policy_version": report.step - 1,
+            **window_stats(groups, report.step - 1),
             "loss": report.loss,
             "grad_norm": report.grad_norm,
             "lr": report.lr,

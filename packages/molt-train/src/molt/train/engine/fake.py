@@ -166,6 +166,8 @@ class ScriptedEngine:
                     ended = "abort"
                     yield EngineChunk(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
                     return
+                if start == end and line.error is not None:
+                    break
                 num_sampled = end
                 last = end == len(token_ids) and line.error is None
                 ended = finish if last else None
@@ -243,7 +245,7 @@ class ScriptedEngine:
     def _cuts(self, line: ScriptLine, num_tokens: int, *, streamed: bool) -> Iterable[tuple[int, int]]:
         """Token ranges of the chunks. A whole reply without delays between them needs no cutting."""
         if not num_tokens:
-            return [(0, 0)] if line.error is None or line.delay_s else []
+            return [(0, 0)]
         if not streamed and not line.chunk_delay_s:
             return [(0, num_tokens)]
         sizes = line.chunks or [1] * num_tokens

@@ -20,6 +20,14 @@ class Microbatch(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
 
 
+class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's share of an optimizer window."""
+
+    microbatches: tuple[Microbatch, ...]
+    num_action_tokens: int
+    """Of the whole window, over all ranks."""
+
+
 class TrainWindow(msgspec.Struct, frozen=True, kw_only=True):
     """One optimizer window over all ranks: `ranks[r]` are the microbatches of rank r, equally many on each."""
 
@@ -30,6 +38,10 @@ class TrainWindow(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[tuple[Microbatch, ...], ...]
     num_action_tokens: int
     """Action tokens over all ranks and microbatches: the one denominator of the token mean."""
+
+    def share(self, rank: int) -> RankWindow:
+        """What `rank` is given of it."""
+        return RankWindow(microbatches=self.ranks[rank], num_action_tokens=self.num_action_tokens)
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,205 @@
+"""Prompts: the model's own chat template, encoded once; later turns add only what is new.
+
+The delta rule: a turn that continues another one is given that turn's whole token row, then the tokens of what the
+template writes after an assistant message: its terminator, the new messages, the generation prompt. The row is never
+encoded again, so every sampled token keeps the exact context it was sampled in.
+"""
+
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.hub import cached_file
+
+from molt.train.errors import ConfigError
+from molt.train.gateway.call import Message
+
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError)
+_CONTROL_LOOK = re.compile(r"[<\[|].+[>\]|]", re.DOTALL)
+
+
+class RenderError(ValueError):
+    """The chat template cannot render these messages."""
+
+
+class Renderer(Protocol):
+    """What the gateway needs of a model's tokenizer and template."""
+
+    end_token_ids: frozenset[int]
+    """Tokens that end a reply when they are sampled."""
+    control_tokens: dict[str, int]
+
+    def first_prompt(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    ) -> list[int]:
+        """Token ids of a whole conversation, ready for the reply. Raises RenderError."""
+        ...
+
+    def delta(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    ) -> list[int]:
+        """Token ids from the end of an assistant's text, through new `messages`, to the reply. Raises RenderError."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text; what spells a control token is text."""
+        ...
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of tokens, control tokens spelled out."""
+        ...
+
+
+class ChatRenderer:
+    """A `Renderer` from a Hugging Face model folder: fast tokenizer and chat template."""
+
+    def __init__(self, model_path: str | Path) -> None:
+        """Load tokenizer and template of a folder, or of a model on the hub.
+
+        Raises:
+            ConfigError: There is no fast tokenizer, or no chat template, or the template cannot render a user message.
+        """
+        self._load(str(model_path))
+        # Content that spells a control token is broken after the token's first character: the halves, encoded apart,
+        # cannot become the token. The break is unguessable, so no content can contain it.
+        self._break = "B" + secrets.token_hex(12)
+        self._sentinel = "S" + secrets.token_hex(12)
+        spellings = sorted(self.control_tokens, key=len, reverse=True)
+        self._spelled = re.compile("|".join(map(re.escape, spellings)) if spellings else r"(?!)")
+        self._folds_system = not self._renders_late_system()
+        self._delta_needs_tools = False
+        try:
+            self.first_prompt([{"role": "user", "content": "a"}], [], {})
+        except RenderError as error:
+            raise ConfigError(f"model.path {str(model_path)!r}: {error}; give a model whose template is whole") from None
+        terminator = self._probe_delta()
+        if terminator in self.control_tokens.values():
+            self.end_token_ids |= {terminator}
+
+    def first_prompt(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    ) -> list[int]:
+        """See `Renderer.first_prompt`."""
+        return self._encode_template(self._render(messages, tools, template_kwargs))
+
+    def delta(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    ) -> list[int]:
+        """See `Renderer.delta`."""
+        before = [{"role": "user", "content": ""}, {"role": "assistant", "content": self._sentinel}]
+        text = self._render([*before, *messages], tools if self._delta_needs_tools else [], template_kwargs)
+        parts = text.split(self._sentinel)
+        if len(parts) != 2:
+            raise RenderError("the chat template does not write an assistant's text as it is")
+        return self._encode_template(parts[1])
+
+    def count(self, messages: Sequence[Message], tools: list[dict[str, Any]]) -> int:
+        """Length of the first prompt in tokens. Raises RenderError."""
+        return len(self.first_prompt(messages, tools, {}))
+
+    def encode(self, text: str) -> list[int]:
+        """See `Renderer.encode`."""
+        return self._encode_template(self._guard(text))
+
+    def decode(self, token_ids: list[int]) -> str:
+        """See `Renderer.decode`."""
+        return self._backend.decode(token_ids, skip_special_tokens=False)
+
+    def _load(self, path: str) -> None:
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+            generation_file = cached_file(
+                path, "generation_config.json", _raise_exceptions_for_missing_entries=False
+            )
+        except (OSError, ValueError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"model.path {path!r} has no fast tokenizer (tokenizer.json): {reason}") from None
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                f"model.path {path!r} has no chat template: add chat_template to tokenizer_config.json, or use a chat model"
+            )
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self.control_tokens: dict[str, int] = {
+            token.content: token_id
+            for token_id, token in self._backend.get_added_tokens_decoder().items()
+            if token.special or _CONTROL_LOOK.fullmatch(token.content)
+        }
+        self.hidden_token_ids = frozenset(
+            token_id for token_id, token in self._backend.get_added_tokens_decoder().items() if token.special
+        )
+        eos = msgspec.json.decode(Path(generation_file).read_bytes()).get("eos_token_id") if generation_file else None
+        ends = eos if isinstance(eos, list) else [eos]
+        self.end_token_ids = frozenset(i for i in [*ends, tokenizer.eos_token_id] if i is not None)
+
+    def _probe_delta(self) -> int | None:
+        """Find out whether the delta depends on the tools, and which token ends an assistant message."""
+        messages = [{"role": "user", "content": "a"}]
+        schema = {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}}
+        try:
+            plain = self.delta(messages, [], {})
+            self._delta_needs_tools = True
+            self._delta_needs_tools = self.delta(messages, [{"type": "function", "function": schema}], {}) != plain
+        except RenderError:
+            return None
+        return plain[0] if plain else None
+
+    def _renders_late_system(self) -> bool:
+        late = {"role": "system", "content": self._sentinel}
+        user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+        self._folds_system = False
+        try:
+            return self._sentinel in self._render([user, assistant, late, user], [], {})
+        except RenderError:
+            return False
+
+    def _render(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    ) -> str:
+        if self._folds_system:
+            messages = _fold_late_system(messages)
+        try:
+            return self._tokenizer.apply_chat_template(
+                self._guard(list(messages)),
+                tools=self._guard(tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **template_kwargs,
+            )
+        except _TEMPLATE_ERRORS as error:
+            raise RenderError(f"the chat template cannot render the messages: {error}") from error
+
+    def _guard(self, value: Any) -> Any:
+        """`value` with every spelled control token in its strings broken."""
+        if isinstance(value, str):
+            return self._spelled.sub(lambda found: found[0][0] + self._break + found[0][1:], value)
+        if isinstance(value, dict):
+            return {key: self._guard(item) for key, item in value.items()}
+        return [self._guard(item) for item in value] if isinstance(value, list) else value
+
+    def _encode_template(self, text: str) -> list[int]:
+        pieces = text.split(self._break)
+        if len(pieces) == 1:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        return [token_id for piece in pieces for token_id in self._backend.encode(piece, add_special_tokens=False).ids]
+
+
+def _fold_late_system(messages: Sequence[Message]) -> list[Message]:
+    """Put system messages behind the first place into the neighbouring user turn, where the model reads them in order."""
+    folded: list[Message] = []
+    for index, message in enumerate(messages):
+        late = message["role"] == "system" and index > 0
+        role = "user" if late else message["role"]
+        if folded and role == "user" and folded[-1]["role"] == "user" and (late or folded[-1].get("late")):
+            content = f"{folded[-1]['content']}\n\n{message['content']}"
+            folded[-1] = {"role": "user", "content": content, "late": True}
+        elif late:
+            folded.append({"role": "user", "content": message["content"], "late": True})
+        else:
+            folded.append(message)
+    return [{key: value for key, value in message.items() if key != "late"} for message in folded]
