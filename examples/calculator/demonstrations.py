@@ -39,8 +39,8 @@ def _call(messages: list[dict[str, Any]], operation: tuple[int, str, int]) -> in
     """Append one tool call with its result; returns the result."""
     a, operator, b = operation
     arguments = json.dumps({"a": a, "operator": operator, "b": b})
-    call = {"id": f"call_{len(messages)}", "type": "function"}
-    call["function"] = {"name": "calculator", "arguments": arguments}  # type: ignore[assignment]
+    function = {"name": "calculator", "arguments": arguments}
+    call = {"id": f"call_{len(messages)}", "type": "function", "function": function}
     messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
     result = OPERATORS[operator](a, b)
     messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(result)})

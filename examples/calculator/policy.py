@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -57,6 +58,19 @@ def build_tokenizer(corpus: list[str], folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+def render(conversations: list[dict[str, Any]]) -> list[str]:
+    """The conversations as the template writes them."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    texts: list[str] = []
+    for conversation in conversations:
+        rendered, _ = render_jinja_template(
+            [conversation["messages"]], tools=conversation["tools"], chat_template=CHAT_TEMPLATE
+        )
+        texts += rendered
+    return texts
 
 
 def build_model(folder: Path, *, seed: int) -> None:

@@ -85,8 +85,8 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AgentLoadError, match=r"nothere.py: no such file"):
         load_runner("nothere.py")
-    with pytest.raises(AgentLoadError, match="no_such_package.agent: no such module: give its dotted name, or a path"):
+    with pytest.raises(AgentLoadError, match=r"no_such_package.agent: no such module: give its dotted name, or a path"):
         load_runner("no_such_package.agent")
     write(tmp_path / "half_package" / "agent.py", "import json\n\nimport no_such_library\n")
-    with pytest.raises(AgentLoadError, match="half_package.agent: cannot be imported: line 3: ModuleNotFoundError"):
+    with pytest.raises(AgentLoadError, match=r"half_package.agent: cannot be imported: line 3: ModuleNotFoundError"):
         load_runner("half_package.agent")

@@ -1,4 +1,4 @@
-"""Random lives of a pool, with workers that die, stutter and come back late, and a server that restarts at any point."""
+"""Random lives of a pool: workers die, stutter and come back late, and the server restarts at any point."""
 
 import itertools
 from unittest import mock

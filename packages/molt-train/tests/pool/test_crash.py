@@ -1,4 +1,5 @@
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ def run_until_killed(path, num_lines):
         lines = [process.stdout.readline() for _ in range(num_lines)]
         process.kill()
         lines += process.stdout.readlines()
+    assert process.returncode == -signal.SIGKILL, "the writer died of something else"
     return [line.split() for line in lines if line.endswith("\n")]
 
 

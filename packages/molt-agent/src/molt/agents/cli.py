@@ -56,8 +56,10 @@ def main(argv: list[str] | None = None) -> int:
 async def _run(args: argparse.Namespace, *, owns_process: bool) -> int:
     try:
         code: int = await args.command(args)
-    except (InputError, AuthenticationError) as exc:
+    except InputError as exc:
         code = _say(f"error: {exc}", 2)
+    except AuthenticationError as exc:
+        code = _say(f"error: {exc}: pass the trainer's worker token with --token or MOLT_TOKEN", 2)
     except MoltAgentError as exc:
         code = _say(f"error: {exc}", 1)
     if owns_process:

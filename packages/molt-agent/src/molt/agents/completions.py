@@ -31,7 +31,7 @@ class _Completion(msgspec.Struct):
 
 
 class CompletionClient:
-    """Calls `{base_url}/chat/completions` of any number of sessions over one pool of connections."""
+    """Calls `{base_url}/chat/completions` of any number of sessions over connections that they share."""
 
     def __init__(self) -> None:
         self._http = JsonClient()

@@ -111,5 +111,5 @@ async def _close(env: Env) -> None:
         if not closing.done():
             closing.cancel()
             log.warning("%s.close took longer than %g s and was abandoned", type(env).__name__, CLOSE_LIMIT_S)
-    if not closing.cancelled() and (error := closing.exception()):
+    if closing.done() and not closing.cancelled() and (error := closing.exception()):
         log.warning("%s.close failed: %r", type(env).__name__, error, exc_info=error)

@@ -14,6 +14,8 @@ from molt.agents.runner import AgentRunner
 
 CANCEL_GRACE_S = 5.0
 """How long an agent may take to clean up once it is cancelled."""
+CLOSE_LIMIT_S = 5.0
+"""How long a runner may take to close."""
 MAX_ERROR_CHARS = 2000
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,17 @@ async def run_lease(runner: AgentRunner, lease: Lease, *, worker_id: str) -> Res
         score=result.score,
         info=result.info,
     )
+
+
+async def close_runner(runner: AgentRunner) -> None:
+    """Close `runner`, within the limit; a failure is logged, since nothing depends on it any more."""
+    try:
+        async with asyncio.timeout(CLOSE_LIMIT_S):
+            await runner.close()
+    except TimeoutError:
+        log.warning("AgentRunner.close took longer than %g s and was abandoned", CLOSE_LIMIT_S)
+    except Exception:
+        log.warning("AgentRunner.close failed", exc_info=True)
 
 
 async def _attempt(runner: AgentRunner, lease: Lease) -> Result:

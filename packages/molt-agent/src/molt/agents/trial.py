@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from molt.agents.protocol import Lease, ResultReport, SamplingParams, SessionCredentials
-from molt.agents.rollout import run_lease
+from molt.agents.rollout import close_runner, run_lease
 from molt.agents.runner import AgentRunner
 
 TASK_LIMIT_S = 1800.0
@@ -49,4 +49,4 @@ async def try_tasks(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        await runner.close()
+        await close_runner(runner)

@@ -23,7 +23,7 @@ import msgspec
 from molt.agents.control import ControlApi
 from molt.agents.errors import AuthenticationError, FencedError, ServerError, ServerUnavailableError
 from molt.agents.protocol import HeartbeatRequest, Lease, LeaseRequest, ReleaseRequest, ResultReport
-from molt.agents.rollout import CANCEL_GRACE_S, run_lease
+from molt.agents.rollout import CANCEL_GRACE_S, close_runner, run_lease
 from molt.agents.runner import AgentRunner
 
 POLL_WAIT_S = 20.0
@@ -103,7 +103,8 @@ class Worker:
                 loop.cancel()
             await self._return_leases()
             await asyncio.wait(loops)
-            await self._close()
+            await close_runner(self._runner)
+            await self._api.close()
         if self._failure is not None:
             raise self._failure
 
@@ -235,11 +236,3 @@ class Worker:
             await self._api.release(lease.lease_id, ReleaseRequest(worker_id=self.worker_id, attempt=lease.attempt))
         except ServerError as exc:
             log.warning("lease of rollout %s not given back, it will run out: %s", lease.rollout_id, exc)
-
-    async def _close(self) -> None:
-        try:
-            async with asyncio.timeout(RETURN_LIMIT_S):
-                await self._runner.close()
-        except TimeoutError:
-            log.warning("AgentRunner.close took longer than %g s and was abandoned", RETURN_LIMIT_S)
-        await self._api.close()

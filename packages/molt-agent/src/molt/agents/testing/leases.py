@@ -112,7 +112,7 @@ class ScriptedLeases(LoopbackServer):
         self._notify()
 
     async def wait_until(self, condition: Callable[[], bool], *, limit_s: float = WAIT_LIMIT_S) -> None:
-        """Wait until a condition on this object holds; it is looked at after every request.
+        """Wait until a condition on this object holds; it is looked at before and after every request.
 
         Raises:
             TimeoutError: It did not hold within `limit_s` seconds.
@@ -127,6 +127,7 @@ class ScriptedLeases(LoopbackServer):
             return _refuse(401, "authentication_error", "wrong token")
         lease_id, _, route = request.path.removeprefix(f"{API_PREFIX}/").removeprefix("leases/").rpartition("/")
         self.num_requests[route] += 1
+        self._notify()
         try:
             if failures := self._failures.get(route):
                 status = failures.popleft()

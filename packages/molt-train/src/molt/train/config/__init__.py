@@ -17,6 +17,7 @@ from molt.train.config.sections import (
     RolloutConfig,
     RunConfig,
     ServerConfig,
+    SftConfig,
     TrainConfig,
 )
 
@@ -36,6 +37,7 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "ServerConfig",
+    "SftConfig",
     "TrainConfig",
     "check",
     "known_keys",

@@ -177,6 +177,13 @@ class ServerConfig(_Section):
     """The workers' bearer token; empty: a new random one, on loopback only."""
 
 
+class SftConfig(_Section):
+    """The supervised step, `molt-train sft`."""
+
+    batch_size: int = 64
+    """Conversations of one optimizer step."""
+
+
 class ClusterConfig(_Section):
     """Ray."""
 
@@ -200,3 +207,4 @@ class Config(_Section):
     gateway: GatewayConfig = GatewayConfig()
     server: ServerConfig = ServerConfig()
     cluster: ClusterConfig = ClusterConfig()
+    sft: SftConfig = SftConfig()

@@ -36,6 +36,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     messages: list[bytes]
+    num_leading: int = 0
+    """Of `messages`, those in front that stand elsewhere in the request (the system text of Messages)."""
     tools: bytes = b"null"
     offers_tools: bool = True
     """False: what looks like a tool call in the reply is text, whatever the tools."""

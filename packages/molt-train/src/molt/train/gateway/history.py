@@ -41,6 +41,7 @@ class IssuedCall(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
     text: str
     """The text that the client was shown beside the calls, stripped."""
+    num_calls: int
 
 
 class History:
@@ -56,6 +57,11 @@ class History:
         self.system = chain(b"", self.links[: self.num_system])[-1]
         self.states = chain(b"", self.links[self.num_system :])[1:]
         """Chained digest after each link behind the leading system messages."""
+
+    @property
+    def state(self) -> bytes:
+        """Chained digest of the whole request, leading system messages left out."""
+        return self.states[-1] if self.states else b""
 
     def messages(self, after: int = -1) -> list[Message]:
         """The converted messages behind the link at index `after`; all by default."""
@@ -78,7 +84,8 @@ class MessageCache:
 
         def convert(index: int) -> list[Message]:
             if index not in converted:
-                converted[index] = dialect.messages(call.messages[index], f"messages[{index}]", count)
+                where = f"messages[{index - call.num_leading}]" if index >= call.num_leading else "system"
+                converted[index] = dialect.messages(call.messages[index], where, count)
             return converted[index]
 
         links = []
@@ -99,19 +106,21 @@ class MessageCache:
         return known
 
     def _link(self, message: Message, count: Count) -> Link:
-        if message["role"] != "assistant":
-            return Link(message["role"], digest_of([message["role"], message["content"]]))
-        issued = [self.issued.get(call["id"]) for call in message.get("tool_calls", ())]
-        digest = assistant_digest(message["content"], [_named(call) for call in message.get("tool_calls", ())])
-        turn = issued[0] if issued else None
-        if turn is None or any(other is not turn for other in issued):
-            return Link("assistant", digest)
-        if message["content"].strip() not in ("", turn.text):
+        role, text, calls = message["role"], message["content"], message.get("tool_calls", ())
+        if role != "assistant":
+            return Link(role, digest_of([role, text]))
+        text = _without_reasoning(text)
+        digest = assistant_digest(text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls])
+        turns = {self.issued.get(call["id"]) for call in calls}
+        turn = turns.pop() if len(turns) == 1 else None
+        if turn is None or len(calls) != turn.num_calls:
+            return Link(role, digest)
+        if text.strip() not in ("", turn.text):
             count("assistant_text_edited")
-            return Link("assistant", digest)
+            return Link(role, digest)
         if digest != turn.digest:
             count("echoed_call_differs")
-        return Link("assistant", turn.digest, turn.turn_id)
+        return Link(role, turn.digest, turn.turn_id)
 
 
 def chain(state: bytes, links: Sequence[Link]) -> list[bytes]:
@@ -143,5 +152,7 @@ def reply_calls(calls: Sequence[ToolCall]) -> list[tuple[str, Any]]:
     return [(call.name, msgspec.json.decode(call.arguments)) for call in calls]
 
 
-def _named(call: dict[str, Any]) -> tuple[str, Any]:
-    return call["function"]["name"], call["function"]["arguments"]
+
+def _without_reasoning(text: str) -> str:
+    """Some clients put the reasoning they were given back in front of the text."""
+    return text.partition("</think>")[2] if text.lstrip().startswith("<think>") else text

@@ -43,6 +43,8 @@ class Parser(Protocol):
 
     marks: tuple[str, ...]
     """Control tokens that the format is made of."""
+    opens_reasoning: str
+    closes_reasoning: str
 
     def start(self, *, offers_tools: bool, max_calls: int | None = None, in_reasoning: bool = False) -> Reading:
         """Begin a reply. `in_reasoning`: the prompt has opened the reasoning already."""
@@ -53,6 +55,7 @@ class HermesParser:
     """The format of Qwen3 and Hermes: `<think>` reasoning and JSON in `<tool_call>`."""
 
     marks = (_THINK, _END_THINK, _CALL, _END_CALL)
+    opens_reasoning, closes_reasoning = _THINK, _END_THINK
 
     def start(self, *, offers_tools: bool, max_calls: int | None = None, in_reasoning: bool = False) -> Reading:
         """See `Parser.start`."""

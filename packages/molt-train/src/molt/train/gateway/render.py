@@ -5,6 +5,7 @@ template writes after an assistant message: its terminator, the new messages, th
 encoded again, so every sampled token keeps the exact context it was sampled in.
 """
 
+import inspect
 import re
 import secrets
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from molt.train.errors import ConfigError
 from molt.train.gateway.call import Message
 
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError)
+_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters)
 _CONTROL_LOOK = re.compile(r"[<\[|].+[>\]|]", re.DOTALL)
 
 
@@ -33,6 +35,8 @@ class Renderer(Protocol):
     end_token_ids: frozenset[int]
     """Tokens that end a reply when they are sampled."""
     control_tokens: dict[str, int]
+    hidden_token_ids: frozenset[int]
+    """Control tokens that are no text: turn marks, padding and the like."""
 
     def first_prompt(
         self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
@@ -161,6 +165,8 @@ class ChatRenderer:
     def _render(
         self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
     ) -> str:
+        if taken := _RESERVED & template_kwargs.keys():
+            raise RenderError(f"{min(taken)!r} is no argument of a chat template")
         if self._folds_system:
             messages = _fold_late_system(messages)
         try:

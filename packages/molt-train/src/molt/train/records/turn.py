@@ -1,6 +1,6 @@
 """Stage 3, capture: one model call as the gateway recorded it."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,3 +37,5 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Natural-log probability of each sampled token under the distribution it was sampled from."""
     versions: list[int]
     """Policy version that sampled each token."""
+    sampling: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """The sampling parameters that the engine really used."""

@@ -1,0 +1,36 @@
+# Two commands are enough on a fresh machine: `make demo` and `make test`. Both set everything up first.
+
+SHELL := /bin/bash
+UV := $(shell command -v uv || echo .uv/bin/uv)
+# A machine whose CUDA device answers gets the CUDA build of vLLM, any other the CPU build.
+GROUPS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo "--no-group cpu --group gpu")
+RUN := $(UV) run --quiet $(GROUPS)
+FAST := packages
+PYTEST := $(RUN) pytest -q
+
+.PHONY: setup demo check test test-fast test-integration format
+
+setup:
+	@scripts/bootstrap
+	@$(UV) sync --quiet $(GROUPS)
+
+demo: setup
+	@$(RUN) molt-train demo
+
+check: setup
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) basedpyright
+	$(RUN) lint-imports
+
+test-fast: setup
+	$(PYTEST) $(FAST)
+
+test-integration: setup
+	$(PYTEST) integration_tests
+
+test: test-fast test-integration
+
+format: setup
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .

@@ -1,0 +1,180 @@
+"""`molt-train audit`: prove from the ledger that every trained token was sampled in exactly its row's context.
+
+Nothing is taken from the code that built the rows: each row is put together again from the recorded turns and compared.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from molt.train.config import Config, load_config
+from molt.train.errors import ConfigError
+from molt.train.observe.journal import read_journal
+from molt.train.pool.reader import LedgerReader
+from molt.train.pool.rows import RolloutRow, WindowRow
+from molt.train.records.trajectory import Segment
+from molt.train.records.turn import Turn
+
+MAX_VIOLATIONS = 100
+
+
+@dataclass
+class AuditReport:
+    """What was looked at, and every violation found (at most `MAX_VIOLATIONS` are listed)."""
+
+    passed: bool = True
+    num_updates: int = 0
+    num_rollouts: int = 0
+    num_segments: int = 0
+    num_trained_tokens: int = 0
+    delivered_fraction: float = 1.0
+    """Sampled tokens that reached the client, over all sampled tokens of the rollouts trained on."""
+    forks: dict[str, int] = field(default_factory=dict[str, int])
+    """Segments by the reason that opened them."""
+    untrained: dict[str, int] = field(default_factory=dict[str, int])
+    """Segments that train nothing, by reason."""
+    violations: list[str] = field(default_factory=list[str])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def violation(self, text: str) -> None:
+        """Record one."""
+        self.passed = False
+        if len(self.violations) < MAX_VIOLATIONS:
+            self.violations.append(text)
+
+
+@dataclass
+class _Tokens:
+    """Sampled tokens, for the delivered fraction."""
+
+    sampled: int = 0
+    delivered: int = 0
+
+
+def audit(run_dir: Path) -> AuditReport:
+    """Check every window of the run in `run_dir`. Raises ConfigError when there is none."""
+    ledger_file = run_dir / "ledger.db"
+    if not ledger_file.is_file():
+        raise ConfigError(f"{str(run_dir)!r} holds no run: there is no {ledger_file.name} in it")
+    config = load_config(run_dir / "config.toml", [], Config)
+    reader = LedgerReader.open(ledger_file)
+    report, tokens, forks, untrained = AuditReport(), _Tokens(), Counter[str](), Counter[str]()
+    recorded = {row["step"]: row["num_action_tokens"] for row in read_journal(run_dir / "metrics.jsonl")}
+    consumed: Counter[str] = Counter()
+    try:
+        for window in reader.windows():
+            report.num_updates += 1
+            consumed.update(window.group_ids)
+            rollouts = [row for group_id in window.group_ids for row in reader.rollouts(group_id)]
+            trained = 0
+            for row in rollouts:
+                trained += _audit_rollout(row, window, config, report, tokens)
+                if row.recording is not None:
+                    forks.update(segment.opened_by for segment in row.recording.segments)
+                    untrained.update(s.untrained_reason or "" for s in row.recording.segments if not s.trained)
+            report.num_trained_tokens += trained
+            if recorded.get(window.step, trained) != trained:
+                report.violation(
+                    f"update {window.step}: {recorded[window.step]} action tokens were trained, "
+                    f"but the recordings hold {trained}"
+                )
+    finally:
+        reader.close()
+    for group_id, count in consumed.items():
+        if count > 1:
+            report.violation(f"group {group_id} was consumed by {count} windows")
+    report.delivered_fraction = tokens.delivered / tokens.sampled if tokens.sampled else 1.0
+    report.forks, report.untrained = dict(forks), dict(untrained)
+    return report
+
+
+def _audit_rollout(
+    row: RolloutRow, window: WindowRow, config: Config, report: AuditReport, tokens: _Tokens
+) -> int:
+    """Check one rollout; returns how many of its tokens were trained."""
+    report.num_rollouts += 1
+    if row.recording is None or row.outcome is None:
+        report.violation(f"rollout {row.rollout_id} was consumed by update {window.step} without a result")
+        return 0
+    turns = {turn.turn_id: turn for turn in row.recording.turns}
+    for turn in turns.values():
+        tokens.sampled += len(turn.token_ids)
+        tokens.delivered += len(turn.token_ids) if turn.status == "delivered" else 0
+    trained: Counter[str] = Counter()
+    for segment in row.recording.segments:
+        report.num_segments += 1
+        for problem in _audit_segment(segment, turns, trained):
+            report.violation(f"rollout {row.rollout_id}, segment {segment.segment_id}: {problem}")
+        for problem in _audit_versions(segment, window, config.train.max_staleness):
+            report.violation(f"rollout {row.rollout_id}, segment {segment.segment_id}: {problem}")
+    for turn_id, count in trained.items():
+        if count > 1:
+            report.violation(f"rollout {row.rollout_id}: turn {turn_id} is trained by {count} segments")
+    if not _counts(row.outcome.kind, config):
+        return 0
+    return sum(sum(segment.action_mask) for segment in row.recording.segments if segment.trained)
+
+
+def _counts(kind: str, config: Config) -> bool:
+    return kind in {"completed", "truncated"} or (kind != "infrastructure" and config.pool.on_failed == "zero_reward")
+
+
+def _audit_segment(segment: Segment, turns: dict[str, Turn], trained: Counter[str]) -> Iterator[str]:
+    """Rebuild the row from its turns. Counts in `trained` the turns whose tokens are actions here."""
+    path = [turns[turn_id] for turn_id in segment.turn_ids]
+    for parent, child in zip([None, *path], path, strict=False):
+        if child.parent_turn_id != (parent.turn_id if parent else None):
+            yield f"turn {child.turn_id} does not continue the turn before it"
+    row: list[int] = []
+    for turn in path:
+        row += turn.context_ids
+        if len(row) != turn.prompt_length:
+            yield f"turn {turn.turn_id} was sampled after {turn.prompt_length} tokens, but its row has {len(row)} there"
+        start, end = len(row), len(row) + len(turn.token_ids)
+        row += turn.token_ids
+        actions = segment.action_mask[start:end]
+        if any(actions):
+            trained[turn.turn_id] += 1
+            yield from _audit_actions(segment, turn, start, actions)
+    if row != segment.token_ids:
+        yield "its tokens are not those of its turns"
+    if sum(segment.action_mask) != sum(sum(segment.action_mask[a:b]) for a, b in _sampled(path)):
+        yield "a token that no turn sampled is an action"
+
+
+def _audit_actions(segment: Segment, turn: Turn, start: int, actions: Sequence[int]) -> Iterator[str]:
+    if not all(actions):
+        yield f"turn {turn.turn_id} is trained in part"
+    if turn.status != "delivered" or not turn.adopted or turn.auxiliary:
+        yield f"turn {turn.turn_id} is trained, but it was {turn.status}, adopted: {turn.adopted}"
+    end = start + len(turn.token_ids)
+    if segment.logprobs[start:end] != turn.logprobs:
+        yield f"turn {turn.turn_id}: its log-probs are not the engine's"
+    if segment.versions[start:end] != turn.versions:
+        yield f"turn {turn.turn_id}: its policy versions are not the engine's"
+
+
+def _audit_versions(segment: Segment, window: WindowRow, max_staleness: int) -> Iterator[str]:
+    versions = [v for v, action in zip(segment.versions, segment.action_mask, strict=True) if action and v is not None]
+    if len(versions) != sum(segment.action_mask):
+        yield "an action has no policy version"
+    if versions and window.policy_version - min(versions) > max_staleness:
+        yield f"update {window.step} trained a token of version {min(versions)}: older than {max_staleness} versions"
+    if versions and max(versions) > window.policy_version:
+        yield f"update {window.step} trained a token of version {max(versions)}, which did not exist yet"
+
+
+def _sampled(path: Sequence[Turn]) -> list[tuple[int, int]]:
+    """Where each turn's sampled tokens stand in the row."""
+    spans: list[tuple[int, int]] = []
+    position = 0
+    for turn in path:
+        position += len(turn.context_ids)
+        spans.append((position, position + len(turn.token_ids)))
+        position = spans[-1][1]
+    return spans

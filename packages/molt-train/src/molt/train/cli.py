@@ -1,0 +1,114 @@
+"""The command `molt-train`. Exit codes: 0 done, 1 a check or the run failed, 2 bad input."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from molt.train.config import Config, load_config
+from molt.train.errors import ConfigError, MoltError
+
+EXAMPLES = "molt.examples"
+DEMO = "calculator"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; bad input ends in one line on stderr."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except ConfigError as error:
+        return _fail(error, 2)
+    except MoltError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+
+
+def _fail(error: Exception | str, code: int) -> int:
+    print(f"molt-train: error: {error}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="molt-train", description="Reinforcement learning for agents that exist.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, run, about in (
+        ("server", _server, "serve, and train on what workers elsewhere roll out"),
+        ("run", _run, "the same, with local workers"),
+        ("sft", _sft, "train on conversations, supervised"),
+    ):
+        command = commands.add_parser(name, help=about)
+        command.add_argument("config", type=Path, metavar="CONFIG.toml")
+        command.add_argument("overrides", nargs="*", metavar="key.path=value")
+        command.set_defaults(run=run)
+    demo = commands.add_parser("demo", help="train a small agent on this machine and show its reward rise")
+    demo.add_argument("--out", type=Path, help="the run folder; an existing one is resumed (runs/demo-TIME)")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("overrides", nargs="*", metavar="key.path=value")
+    demo.set_defaults(run=_demo)
+    audit = commands.add_parser("audit", help="prove that every trained token was sampled in its row's context")
+    audit.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    audit.set_defaults(run=_audit)
+    return parser
+
+
+def _server(args: argparse.Namespace) -> int:
+    return _train(args, local_workers=False)
+
+
+def _run(args: argparse.Namespace) -> int:
+    return _train(args, local_workers=True)
+
+
+def _train(args: argparse.Namespace, *, local_workers: bool) -> int:
+    config = load_config(args.config, args.overrides, Config)
+    from molt.train.launch import run_training  # after the config is read: it brings the whole program
+
+    print(summary_line(run_training(config, local_workers=local_workers)))
+    return 0
+
+
+def _sft(args: argparse.Namespace) -> int:
+    config = load_config(args.config, args.overrides, Config)
+    from molt.train.launch import run_supervised
+
+    print(json.dumps(run_supervised(config)))
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> int:
+    found = entry_points(group=EXAMPLES, name=DEMO)
+    if not found:
+        raise ConfigError(f"the example {DEMO!r} is not installed: run `make setup` in a checkout of the project")
+    out = args.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "molt"
+    demo = next(iter(found)).load()
+    print(summary_line(demo(out.resolve(), seed=args.seed, overrides=args.overrides, cache=cache)))
+    return 0
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from molt.train.audit import audit
+
+    report = audit(args.run_dir)
+    print(json.dumps(report.as_dict(), indent=2))
+    return 0 if report.passed else 1
+
+
+def summary_line(summary: dict[str, Any]) -> str:
+    """A finished run in one line."""
+    line = f"{summary['num_updates']} updates in {summary['seconds']:.0f} s"
+    if summary["evaluations"]:
+        first, last = summary["evaluations"][0], summary["evaluations"][-1]
+        line += f", reward on held-out tasks {first['reward_mean']:.3f} -> {last['reward_mean']:.3f}"
+    return f"{line}; {summary['folder']}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

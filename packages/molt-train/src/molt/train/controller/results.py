@@ -1,0 +1,60 @@
+"""What an agent reported and its session holds, as the records that the pool takes."""
+
+import math
+from collections.abc import Sequence
+
+from molt.agents.protocol import ResultReport, SessionResult
+
+from molt.train.experience import PayloadStore, make_experience, to_payload
+from molt.train.gateway.sessions import Session
+from molt.train.pool.groups import ExperiencesOf
+from molt.train.records.experience import Experience
+from molt.train.records.recording import Recording
+from molt.train.records.rollout import Outcome
+from molt.train.records.trajectory import Segment
+from molt.train.trajectory import build_trajectory, delivered_fraction
+
+
+def outcome_of(result: ResultReport | SessionResult) -> Outcome:
+    """The outcome that counts: one that should have a finite reward and has none is `failed`, with the reason."""
+    if result.outcome not in ("completed", "truncated"):
+        return Outcome(kind=result.outcome, error=result.error, info=result.info)
+    reason = None
+    if result.reward is None:
+        reason = f"outcome {result.outcome!r} without a reward"
+    else:
+        for name, value in (("reward", result.reward), ("score", result.score)):
+            if value is not None and not math.isfinite(value):
+                reason = f"{name} is {value}, which is no finite number"
+    if reason is not None:
+        return Outcome(kind="failed", error=reason, info=result.info)
+    return Outcome(kind=result.outcome, reward=result.reward, score=result.score, error=result.error, info=result.info)
+
+
+def recording_of(session: Session) -> Recording:
+    """What a session holds now, its turns assembled to segments."""
+    turns = session.turns()
+    trajectory = build_trajectory(session.session_id, turns)
+    return Recording(
+        session_id=session.session_id,
+        state=session.state,
+        turns=turns,
+        segments=trajectory.segments,
+        counters={**session.counters, **trajectory.counters},
+        delivered_fraction=delivered_fraction(turns),
+    )
+
+
+def experiences_into(store: PayloadStore) -> ExperiencesOf:
+    """What makes the experiences of a rollout's trained segments, with their payloads in `store`."""
+
+    def experiences_of(segments: Sequence[Segment], rollout_id: str, group_id: str) -> tuple[Experience, ...]:
+        return tuple(
+            make_experience(
+                segment, rollout_id=rollout_id, group_id=group_id, payload_ref=store.put(to_payload(segment))
+            )
+            for segment in segments
+            if segment.trained
+        )
+
+    return experiences_of

@@ -1,0 +1,140 @@
+"""The supervised step: conversations become token rows of which the assistant's tokens are trained.
+
+The rows are what the gateway would have recorded had the policy sampled the assistant's messages: the first prompt
+rendered once, every later turn added by the delta rule. What is learned is thus exactly what is served later.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from molt.train.config import Config
+from molt.train.errors import ConfigError
+from molt.train.experience import PayloadStore
+from molt.train.records.experience import Experience, Payload
+from molt.train.records.window import Row, StepReport, TrainWindow
+from molt.train.window import lay_out
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """One row of the data."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+
+
+class Renderer(Protocol):
+    """What this step needs of the chat renderer."""
+
+    def first_prompt(
+        self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    ) -> list[int]: ...
+    def delta(
+        self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    ) -> list[int]: ...
+    def reply(
+        self, history: Sequence[dict[str, Any]], message: dict[str, Any], tools: list[dict[str, Any]]
+    ) -> list[int]: ...
+
+
+class SupervisedActor(Protocol):
+    """The trained policy."""
+
+    async def train(self, windows: Sequence[TrainWindow], *, supervised: bool) -> StepReport: ...
+
+
+def read_conversations(path: Path) -> list[Conversation]:
+    """Read JSONL rows of `messages` and, optionally, `tools`. Raises ConfigError naming file and line."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"data.path {str(path)!r} cannot be read: {error.strerror}") from None
+    conversations: list[Conversation] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            conversation = msgspec.json.decode(line, type=Conversation)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}:{number}: not a conversation with `messages`: {error}") from None
+        if not any(message.get("role") == "assistant" for message in conversation.messages):
+            raise ConfigError(f"{path}:{number}: no message of the assistant, so there is nothing to learn from")
+        conversations.append(conversation)
+    if not conversations:
+        raise ConfigError(f"data.path {str(path)!r} has no rows")
+    return conversations
+
+
+def to_row(conversation: Conversation, renderer: Renderer) -> Payload:
+    """The token row of a conversation, up to its last assistant message."""
+    messages, tools = conversation.messages, conversation.tools
+    replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    ids: list[int] = []
+    mask: list[bool] = []
+    start = 0
+    for index in replies:
+        new = messages[start:index]
+        context = renderer.delta(new, tools, {}) if start else renderer.first_prompt(new, tools, {})
+        if ids and context[:1] == ids[-1:]:
+            context = context[1:]  # the reply has the terminator already
+        reply = renderer.reply(messages[:index], messages[index], tools)
+        ids += context + reply
+        mask += [False] * len(context) + [True] * len(reply)
+        start = index + 1
+    length = len(ids)
+    return Payload(
+        token_ids=np.asarray(ids, np.int32),
+        action_mask=np.asarray(mask, bool),
+        logprobs=np.zeros(length, np.float32),  # nobody sampled these
+        versions=np.full(length, -1, np.int32),
+    )
+
+
+def batches(rows: Sequence[Row], *, size: int, seed: int) -> Iterator[list[Row]]:
+    """Endless batches; each epoch in an order of its own, a batch may span two."""
+    rng, waiting = random.Random(seed), list[Row]()
+    while True:
+        while len(waiting) < size:
+            waiting += rng.sample(rows, len(rows))
+        yield waiting[:size]
+        del waiting[:size]
+
+
+async def train_supervised(
+    config: Config,
+    payloads: Sequence[Payload],
+    *,
+    actor: SupervisedActor,
+    store: PayloadStore,
+    on_update: Callable[[StepReport], None],
+) -> None:
+    """Make `train.num_updates` optimizer steps of `sft.batch_size` rows each."""
+    rows = [_row(index, payload, store) for index, payload in enumerate(payloads)]
+    order = batches(rows, size=config.sft.batch_size, seed=config.run.seed)
+    for step in range(1, config.train.num_updates + 1):
+        window = lay_out(
+            next(order),
+            step=step,
+            policy_version=step - 1,
+            num_ranks=config.actor.num_ranks,
+            microbatch_tokens=config.train.microbatch_tokens,
+        )
+        on_update(await actor.train([window], supervised=True))
+
+
+def _row(index: int, payload: Payload, store: PayloadStore) -> Row:
+    num_actions = int(payload.action_mask.sum())
+    experience = Experience(
+        segment_id=str(index),
+        rollout_id=str(index),
+        group_id="",
+        num_tokens=len(payload.token_ids),
+        num_actions=num_actions,
+        oldest_version=-1,
+        newest_version=-1,
+        mean_version=-1.0,
+        payload=store.put(payload),
+    )
+    return Row(experience=experience, advantages=np.ones(num_actions, np.float32))

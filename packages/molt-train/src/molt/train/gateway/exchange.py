@@ -1,0 +1,121 @@
+"""One HTTP exchange over raw ASGI: the body within its limit, the reply whole or as server-sent events, and whether the
+client is still there."""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from molt.train.gateway.faults import Fault
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
+
+_JSON = (b"content-type", b"application/json")
+_EVENT_STREAM = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Exchange:
+    """A request and its response."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = "req_" + secrets.token_hex(12)
+        self.streaming = False
+        """The head of an event stream has been sent."""
+        self.gone = False
+        """The client closed the connection before the response was complete."""
+        self._receive, self._send = receive, send
+        self._watcher: asyncio.Task[None] | None = None
+        self._pulse: asyncio.TimerHandle | None = None
+        self._keepalive: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        self._last_write = 0.0
+
+    async def body(self, max_bytes: int) -> bytes:
+        """The request's body.
+
+        Raises:
+            Fault: It is longer than `max_bytes`, compressed, or cut off.
+        """
+        encoding = self.headers.get(b"content-encoding", b"identity")
+        if encoding != b"identity":
+            raise Fault("unsupported_media", f"content-encoding {encoding.decode('latin-1')!r} is not accepted")
+        length = self.headers.get(b"content-length", b"0")
+        parts, size, more = [], int(length) if length.isdigit() else 0, True
+        while more and size <= max_bytes:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.gone = True
+                raise Fault("invalid_request", "the body was cut off")
+            parts.append(message.get("body", b""))
+            more = message.get("more_body", False)
+            size = max(size, sum(map(len, parts)))
+        if size > max_bytes:
+            raise Fault("too_large", f"the body is longer than {max_bytes} bytes (gateway.max_body_bytes)")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def respond(self, status: int, body: bytes, headers: Headers = ()) -> None:
+        """Send a whole JSON response; to HEAD, its head."""
+        length = (b"content-length", b"%d" % len(body))
+        await self._head(status, [_JSON, length, *headers] if body else [length, *headers])
+        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+
+    async def write(self, data: bytes) -> None:
+        """Send events; the first write opens the stream."""
+        async with self._writing:
+            if not self.streaming:
+                self.streaming = True
+                await self._head(200, _EVENT_STREAM)
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._last_write = asyncio.get_running_loop().time()
+
+    async def end(self) -> None:
+        """End the stream of events."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def watch(self, left: Callable[[], None]) -> None:
+        """From now on notice when the client goes away: `gone` turns true, and `left` is called once."""
+
+        async def wait() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            self.gone = True
+            left()
+
+        self._watcher = asyncio.get_running_loop().create_task(wait())
+
+    def keep_alive(self, every_s: float, data: bytes) -> None:
+        """Write `data` whenever nothing was written for `every_s` seconds."""
+        loop = asyncio.get_running_loop()
+        self._last_write = loop.time()
+
+        def check() -> None:
+            quiet = loop.time() - self._last_write
+            if quiet >= every_s and not self._writing.locked():
+                self._keepalive = loop.create_task(self.write(data))
+                quiet = 0.0
+            self._pulse = loop.call_later(max(every_s - quiet, every_s / 4), check)
+
+        self._pulse = loop.call_later(every_s, check)
+
+    def close(self) -> None:
+        """Stop watching and keeping alive."""
+        if self._pulse:
+            self._pulse.cancel()
+        for task in (self._watcher, self._keepalive):
+            if task:
+                task.cancel()
+
+    async def _head(self, status: int, headers: Headers) -> None:
+        request_id = self.request_id.encode()
+        identity = [(b"request-id", request_id), (b"x-request-id", request_id)]
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *identity]})

@@ -1,0 +1,244 @@
+"""One path from a prompt to a recorded turn, the same for every wire, whole or streamed."""
+
+import asyncio
+import secrets
+import time
+from array import array
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from molt.train.config.sections import GatewayConfig
+from molt.train.engine.protocol import EngineChunk, EngineRequest
+from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError
+from molt.train.gateway.call import Content, Dialect, Event, ModelCall, Reasoning, Reply, ToolCall
+from molt.train.gateway.detokenize import TokenReader
+from molt.train.gateway.faults import Fault
+from molt.train.gateway.prompt import Model, Prompt
+from molt.train.gateway.sampling import effective_sampling
+from molt.train.gateway.sessions import Session
+from molt.train.gateway.turns import TurnNode
+from molt.train.records.turn import TurnStatus
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+"""Between two tries at a dead engine, doubling."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Newly sampled tokens, and what they say."""
+
+    events: list[Event]
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+class Run:
+    """One model call on its way through the engine.
+
+    `steps` yields what is sampled; the turn is recorded before the last step is given out, so that a client which has
+    seen the end of a reply can continue it at once.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        session: Session,
+        call: ModelCall,
+        dialect: Dialect,
+        prompt: Prompt,
+        settings: GatewayConfig,
+    ) -> None:
+        """Check that the prompt leaves room, and choose the sampling.
+
+        Raises:
+            Fault: The prompt fills the context window.
+        """
+        room = model.max_model_len - len(prompt.token_ids)
+        if room < 1:
+            length = len(prompt.token_ids)
+            raise Fault("prompt_too_long", f"prompt is too long: {length} tokens > {model.max_model_len} maximum")
+        if prompt.match.parent:
+            prompt.match.parent.continued = True
+        self.turn_id = secrets.token_hex(12)
+        self.sampling = effective_sampling(session, call.wishes, room)
+        self.reply = Reply(
+            response_id=dialect.response_prefix + self.turn_id,
+            model=call.model,
+            created=int(time.time()),
+            prompt_tokens=len(prompt.token_ids),
+        )
+        self._model, self._session, self._call, self._dialect = model, session, call, dialect
+        self._prompt, self._settings = prompt, settings
+        self._reading = model.parser.start(
+            offers_tools=call.offers_tools and prompt.frame.has_tools,
+            max_calls=call.max_calls,
+            in_reasoning=prompt.opens_reasoning,
+        )
+        self._reader = TokenReader(
+            self._reading,
+            decode=model.renderer.decode,
+            hidden=model.hidden_token_ids,
+            stops=self.sampling.stop,
+        )
+        self._versions: list[int] = []
+        self._node: TurnNode | None = None
+        self._request_id = self.turn_id
+        self._aborted = asyncio.Event()
+
+    async def steps(self) -> AsyncIterator[Step]:
+        """Sample, record, and yield what was sampled.
+
+        Raises:
+            Fault: The engine failed or is overloaded, or the generation was aborted.
+        """
+        last = None
+        with self._session.running(self):
+            try:
+                async for chunk in self._chunks():
+                    step = self._take(chunk)
+                    if chunk.finish_reason is not None:
+                        self._settle(chunk)
+                        last = step
+                        break
+                    yield step
+                else:
+                    raise EngineError("the engine ended a generation without saying why")
+            except EngineError as error:
+                self._record("failed", "error")
+                self._session.count("engine_failed")
+                raise _engine_fault(error) from error
+            finally:
+                if self._node is None:
+                    self._record("aborted", "abort")
+                    await self._model.engine.abort(self._request_id)
+        yield last
+
+    async def abort(self) -> None:
+        """Have the engine stop; `steps` then ends in a Fault, the turn recorded as aborted."""
+        self._aborted.set()
+        await self._model.engine.abort(self._request_id)
+
+    def delivered(self) -> None:
+        """Note that the client was sent the whole reply."""
+        if self._node:
+            self._node.status = "delivered"
+
+    async def _chunks(self) -> AsyncIterator[EngineChunk]:
+        """The engine's chunks; while the engine is dead and nothing was sampled, wait for it and ask again."""
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + self._settings.hold_s, _FIRST_PAUSE_S
+        attempt = 1
+        while not self._aborted.is_set():
+            request = EngineRequest(
+                request_id=self._request_id,
+                prompt_token_ids=self._prompt.token_ids,
+                sampling=self.sampling,
+                affinity=self._session.session_id,
+            )
+            try:
+                if self._call.stream:
+                    async for chunk in self._model.engine.stream(request):
+                        yield chunk
+                else:
+                    yield await self._model.engine.generate(request)
+            except EngineDeadError:
+                left = deadline - loop.time()
+                if self.reply.token_ids or left <= 0:
+                    raise
+                self._session.count("engine_dead_held")
+                await self._engine_back(min(pause, left))
+                attempt, pause = attempt + 1, min(2 * pause, _LONGEST_PAUSE_S)
+                self._request_id = f"{self.turn_id}-{attempt}"
+            else:
+                return
+        yield EngineChunk(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
+
+    async def _engine_back(self, pause_s: float) -> None:
+        """Wait before the engine is tried again; an abort ends the wait."""
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._aborted.wait()
+        except TimeoutError:
+            return
+
+    def _take(self, chunk: EngineChunk) -> Step:
+        reply = self.reply
+        reply.token_ids.extend(chunk.token_ids)
+        reply.logprobs.extend(chunk.logprobs)
+        self._versions.extend(chunk.versions)
+        reply.cached_tokens = max(reply.cached_tokens, chunk.num_cached_tokens)
+        events = self._reader.feed(chunk.token_ids)
+        if chunk.finish_reason is not None:
+            events += self._reader.finish(chunk.stop_string)
+        return Step([self._see(event) for event in events], chunk.token_ids, chunk.logprobs)
+
+    def _see(self, event: Event) -> Event:
+        """Add to what the client has seen. A tool call gets its id."""
+        match event:
+            case Content(text):
+                self.reply.content += text
+            case Reasoning(text):
+                self.reply.reasoning += text
+            case ToolCall(name, arguments):
+                event = ToolCall(name, arguments, self._dialect.call_prefix + secrets.token_hex(12))
+                self.reply.calls.append(event)
+        return event
+
+    def _settle(self, chunk: EngineChunk) -> None:
+        """Record the turn of a generation that has ended."""
+        if chunk.finish_reason == "abort":
+            self._record("aborted", "abort")
+            kind = "closed" if self._session.state == "closed" else "engine"
+            raise Fault(kind, "the session is closed" if kind == "closed" else "the generation was aborted")
+        reply = self.reply
+        reply.finish_reason = chunk.finish_reason or "stop"
+        reply.stop_string = chunk.stop_string
+        reply.window_full = (
+            reply.finish_reason == "length" and reply.prompt_tokens + len(reply.token_ids) >= self._model.max_model_len
+        )
+        reply.reasoning_tokens = self._num_reasoning_tokens()
+        for name, value in self._reading.counters.items():
+            self._session.count(name, value)
+        self._record("undelivered", reply.finish_reason)
+
+    def _num_reasoning_tokens(self) -> int:
+        if not self.reply.reasoning:
+            return 0
+        close = self._model.renderer.control_tokens.get(self._model.parser.closes_reasoning)
+        if close in self.reply.token_ids:
+            return self.reply.token_ids.index(close) + 1
+        return 0 if self.reply.content or self.reply.calls else len(self.reply.token_ids)
+
+    def _record(self, status: TurnStatus, finish_reason: str) -> None:
+        prompt, reply = self._prompt, self.reply
+        node = self._node = TurnNode(
+            turn_id=self.turn_id,
+            wire=self._dialect.wire,
+            parent=prompt.match.parent,
+            opened_by=prompt.match.opened_by,
+            frame=prompt.frame,
+            request=prompt.request,
+            response_id=reply.response_id,
+            sampling=msgspec.to_builtins(self.sampling),
+            prompt_length=len(prompt.token_ids),
+            context_ids=array("i", prompt.context_ids),
+            token_ids=array("i", reply.token_ids),
+            logprobs=array("d", reply.logprobs),
+            versions=array("i", self._versions),
+            finish_reason=finish_reason,
+            status=status,
+        )
+        tree = self._session.tree
+        if status != "undelivered":
+            tree.add(node)
+        elif fork := tree.publish(node, prompt.token_ids, prompt.state, reply, self._call.prefill):
+            self._session.count(fork)
+
+
+def _engine_fault(error: EngineError) -> Fault:
+    if isinstance(error, EngineOverloadedError):
+        return Fault("overloaded", "the engine takes no more requests now")
+    if isinstance(error, EngineDeadError):
+        return Fault("overloaded", "the engine is gone, and was not back in time")
+    return Fault("engine", f"the engine failed: {error}")

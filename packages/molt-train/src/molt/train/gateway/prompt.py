@@ -1,0 +1,98 @@
+"""From a parsed call to the prompt that the engine is given: what it continues, and the tokens that are new."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from molt.train.engine.protocol import Engine
+from molt.train.gateway.call import Dialect, Message, ModelCall
+from molt.train.gateway.faults import Fault
+from molt.train.gateway.history import digest_of, extend
+from molt.train.gateway.parse import Parser
+from molt.train.gateway.render import Renderer, RenderError
+from molt.train.gateway.sessions import Session
+from molt.train.gateway.turns import Frame, Match
+
+_OFFLOAD_BYTES = 64 * 1024
+"""More than this is rendered and encoded in a thread, so that other requests go on."""
+_OPENING_TOKENS = 8
+"""Tokens at a prompt's end among which the template may open the reasoning."""
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """The served policy: where tokens come from, and how they are written and read."""
+
+    engine: Engine
+    renderer: Renderer
+    parser: Parser
+    max_model_len: int
+    hidden_token_ids: frozenset[int]
+    """Control tokens that no client sees."""
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A call, ready to be sampled."""
+
+    match: Match
+    frame: Frame
+    state: bytes
+    """Chained digest of the request's messages."""
+    request: bytes
+    """Chained digest of the request, the given beginning of the reply included."""
+    context_ids: list[int]
+    token_ids: list[int]
+    """The whole prompt: the parent's row, then `context_ids`."""
+    opens_reasoning: bool
+
+
+async def prepare(model: Model, session: Session, call: ModelCall, dialect: Dialect) -> Prompt:
+    """Find what the call continues, and make its prompt. Records nothing.
+
+    Raises:
+        Fault: A message or a tool is malformed, or the template cannot render them.
+    """
+    cache, renderer = session.tree.messages, model.renderer
+    tools = cache.tools(call, dialect, session.count)
+    history = cache.history(call, dialect, session.count)
+    frame = Frame(history.system, tools.digest, bool(tools.schemas))
+    match = session.tree.match(history, frame)
+    context_ids = None
+    if match.parent:
+        try:
+            context_ids = await _render(renderer.delta, history.messages(match.last_link), tools.schemas, call)
+        except RenderError:
+            match = Match(opened_by="delta_unrenderable")
+        else:
+            ended_by = match.parent.token_ids[-1] if match.parent.token_ids else None
+            if context_ids and context_ids[0] == ended_by and ended_by in renderer.end_token_ids:
+                del context_ids[0]
+    if context_ids is None:
+        try:
+            context_ids = await _render(renderer.first_prompt, history.messages(), tools.schemas, call)
+        except RenderError as error:
+            raise Fault("invalid_request", str(error), param="messages") from error
+    opens_reasoning = renderer.decode(context_ids[-_OPENING_TOKENS:]).rstrip().endswith(model.parser.opens_reasoning)
+    if call.prefill:
+        context_ids += renderer.encode(call.prefill)
+    return Prompt(
+        match=match,
+        frame=frame,
+        state=history.state,
+        request=extend(history.state, digest_of(call.prefill)) if call.prefill else history.state,
+        context_ids=context_ids,
+        token_ids=session.tree.prompt(match.parent, context_ids),
+        opens_reasoning=opens_reasoning and not call.prefill,
+    )
+
+
+async def _render(
+    render: Callable[[Sequence[Message], list[dict[str, Any]], dict[str, Any]], list[int]],
+    messages: list[Message],
+    schemas: list[dict[str, Any]],
+    call: ModelCall,
+) -> list[int]:
+    if sum(len(message["content"]) for message in messages) + len(call.tools) > _OFFLOAD_BYTES:
+        return await asyncio.to_thread(render, messages, schemas, call.template_kwargs)
+    return render(messages, schemas, call.template_kwargs)

@@ -1,0 +1,136 @@
+"""Stage 2, session: credentials, sampling and turn tree of one rollout's model calls."""
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+from molt.agents.protocol import SamplingParams
+
+from molt.train.gateway.turns import TurnTree
+from molt.train.records.turn import Turn
+
+SamplingPolicy = Literal["enforce", "default", "client"]
+
+CLOSE_LIMIT_S = 10.0
+"""How long a closing session waits for its aborted generations to be recorded."""
+
+
+class Abortable(Protocol):
+    """A generation in flight."""
+
+    async def abort(self) -> None:
+        """Have it end soon, recorded as aborted."""
+        ...
+
+
+class Session:
+    """The model calls of one rollout: who may make them, how they sample, and what was recorded."""
+
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        key_digest: bytes,
+        sampling: SamplingParams,
+        policy: SamplingPolicy,
+        metadata: dict[str, Any],
+    ) -> None:
+        self.session_id = session_id
+        self.state: Literal["open", "closed"] = "open"
+        self.sampling = sampling
+        self.policy: SamplingPolicy = policy
+        self.metadata = metadata
+        self.counters: dict[str, int] = Counter()
+        """Everything forked, dropped, clamped or ignored, under a named reason."""
+        self.tree = TurnTree()
+        self.slots: asyncio.Semaphore | None = None
+        """Bounds the requests at once; made by the gateway, which knows the bound."""
+        self._key_digest = key_digest
+        self._running: set[Abortable] = set()
+        self._idle = asyncio.Event()
+
+    def turns(self) -> list[Turn]:
+        """Every model call so far, in order of completion."""
+        return self.tree.turns(self.session_id)
+
+    def accepts(self, key: str) -> bool:
+        """Whether `key` is this session's, in constant time."""
+        return hmac.compare_digest(_digest(key), self._key_digest)
+
+    def count(self, name: str, value: int = 1) -> None:
+        """Add to a counter."""
+        self.counters[name] += value
+
+    @contextmanager
+    def running(self, generation: Abortable) -> Iterator[None]:
+        """Keep `generation` known while it runs, so that closing the session can abort it."""
+        self._running.add(generation)
+        try:
+            yield
+        finally:
+            self._running.discard(generation)
+            if not self._running:
+                self._idle.set()
+
+    async def close(self) -> None:
+        """Refuse further calls, abort those in flight, and wait until they are recorded."""
+        self.state = "closed"
+        if not self._running:
+            return
+        self._idle.clear()
+        await asyncio.gather(*(generation.abort() for generation in tuple(self._running)))
+        async with asyncio.timeout(CLOSE_LIMIT_S):
+            await self._idle.wait()
+
+
+class Sessions:
+    """The sessions in memory."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+
+    def open(
+        self, *, sampling: SamplingParams, policy: SamplingPolicy, metadata: dict[str, Any] | None = None
+    ) -> tuple[Session, str]:
+        """Open a session.
+
+        Returns:
+            The session, and its API key in plain text, which is kept nowhere.
+        """
+        key = secrets.token_urlsafe(24)
+        session = Session(
+            secrets.token_urlsafe(24),
+            key_digest=_digest(key),
+            sampling=sampling,
+            policy=policy,
+            metadata=metadata or {},
+        )
+        self._sessions[session.session_id] = session
+        return session, key
+
+    def get(self, session_id: str) -> Session | None:
+        """The session, open or closed; None where it is unknown."""
+        return self._sessions.get(session_id)
+
+    async def close(self, session_id: str) -> Session:
+        """End a session: later model calls get 410, those in flight are aborted. A closed session stays closed.
+
+        Raises:
+            KeyError: The session is unknown.
+        """
+        session = self._sessions[session_id]
+        await session.close()
+        return session
+
+    def forget(self, session_id: str) -> None:
+        """Drop a session from memory, if it is there; it is unknown afterwards."""
+        self._sessions.pop(session_id, None)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

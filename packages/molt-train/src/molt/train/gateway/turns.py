@@ -1,0 +1,218 @@
+"""The turn tree of a session: every model call, each storing only the tokens that it adds.
+
+A turn's token row is its parent's row, its context, its sampled tokens. A request extends the longest recorded path that
+its messages begin with; what it changes earlier than that opens a row of its own, with the reason recorded.
+"""
+
+from array import array
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from molt.train.gateway.call import Reply
+from molt.train.gateway.history import History, IssuedCall, MessageCache, assistant_digest, extend, reply_calls
+from molt.train.records.turn import Turn, TurnStatus, Wire
+
+_MAX_CACHED_ROWS = 4
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """What stands before the messages of a prompt: digests of the system text and of the tools."""
+
+    system: bytes
+    tools: bytes
+    has_tools: bool
+
+
+class TurnNode(msgspec.Struct, kw_only=True, eq=False, gc=False):
+    """One model call in the tree. Arrays: a stored token costs 16 bytes, and garbage collection does not visit them."""
+
+    turn_id: str
+    wire: Wire
+    parent: "TurnNode | None"
+    opened_by: str | None
+    frame: Frame
+    request: bytes
+    """Chained digest of the request: equal for samples of one request."""
+    response_id: str
+    sampling: dict[str, Any]
+    prompt_length: int
+    context_ids: array[int]
+    token_ids: array[int]
+    logprobs: array[float]
+    versions: array[int]
+    finish_reason: str
+    status: TurnStatus = "undelivered"
+    continued: bool = False
+    """A later request's history contains this turn."""
+    has_child: bool = False
+    twin: "TurnNode | None" = None
+    """The turn recorded before this one whose path reads the same."""
+
+
+class Match(msgspec.Struct, frozen=True):
+    """Where a request goes on."""
+
+    parent: TurnNode | None = None
+    last_link: int = -1
+    """Index of the history's link that is the parent's reply."""
+    opened_by: str | None = None
+    """Why there is no parent."""
+
+
+class TurnTree:
+    """All turns of one session, in order of completion."""
+
+    def __init__(self) -> None:
+        self.nodes: list[TurnNode] = []
+        self.messages = MessageCache()
+        self._by_path: dict[bytes, TurnNode] = {}
+        self._requests: set[tuple[bytes, Frame]] = set()
+        self._rows: OrderedDict[str, list[int]] = OrderedDict()
+        self._has_root = False
+
+    def match(self, history: History, frame: Frame) -> Match:
+        """The longest recorded path that the request extends, or why it extends none."""
+        named = {link.turn_id for link in history.links if link.turn_id is not None}
+        changed = None
+        for index in range(len(history.links) - 1, history.num_system - 1, -1):
+            link = history.links[index]
+            twins = self._twins(history.states[index - history.num_system]) if link.role == "assistant" else []
+            if candidates := [node for node in twins if node.frame == frame]:
+                return Match(parent=_likeliest(candidates, link.turn_id, named), last_link=index)
+            if twins and changed is None:
+                changed = "system_changed" if twins[0].frame.system != frame.system else "tools_changed"
+        return Match(opened_by=changed or self._reason(history, frame))
+
+    def prompt(self, parent: TurnNode | None, context_ids: list[int]) -> list[int]:
+        """The token ids that the engine is given: the parent's row, then the context."""
+        return [*self._row(parent), *context_ids] if parent else list(context_ids)
+
+    def add(self, node: TurnNode) -> None:
+        """Record a turn that no request can continue, since its client was never given the whole of it."""
+        self.nodes.append(node)
+
+    def publish(self, node: TurnNode, prompt: list[int], state: bytes, reply: Reply, prefill: str = "") -> str | None:
+        """Record a turn that requests can continue. `state` is the chained digest of the messages it answers.
+
+        Returns:
+            What to count it under, where it is not the only continuation of its parent, or not the first row.
+        """
+        self.nodes.append(node)
+        fork = self._fork(node)
+        text = prefill + reply.content
+        digest = assistant_digest(text, reply_calls(reply.calls))
+        issued = IssuedCall(node.turn_id, digest, text.strip(), len(reply.calls))
+        self.messages.issued.update((call.call_id, issued) for call in reply.calls)
+        path = extend(state, digest)
+        node.twin = self._by_path.get(path)
+        self._by_path[path] = node
+        self._requests.add((node.request, node.frame))
+        if node.parent:
+            self._rows.pop(node.parent.turn_id, None)
+        self._keep_row(node, [*prompt, *node.token_ids])
+        return fork
+
+    def turns(self, session_id: str) -> list[Turn]:
+        """The turns as records."""
+        adopted, auxiliary = self._adopted(), self._auxiliary()
+        return [
+            Turn(
+                turn_id=node.turn_id,
+                session_id=session_id,
+                wire=node.wire,
+                parent_turn_id=node.parent.turn_id if node.parent else None,
+                opened_by=node.opened_by,
+                response_id=node.response_id,
+                status=node.status,
+                adopted=node.turn_id in adopted,
+                auxiliary=node.turn_id in auxiliary,
+                finish_reason=node.finish_reason,
+                prompt_length=node.prompt_length,
+                context_ids=node.context_ids.tolist(),
+                token_ids=node.token_ids.tolist(),
+                logprobs=node.logprobs.tolist(),
+                versions=node.versions.tolist(),
+                sampling=node.sampling,
+            )
+            for node in self.nodes
+        ]
+
+    def _fork(self, node: TurnNode) -> str | None:
+        if node.parent is None:
+            first, self._has_root = not self._has_root, True
+            if first:
+                node.opened_by = "start"
+            return None if first else f"opened_{node.opened_by}"
+        first, node.parent.has_child = not node.parent.has_child, True
+        if first:
+            return None
+        return "forked_resampled" if (node.request, node.frame) in self._requests else "forked_branched"
+
+    def _reason(self, history: History, frame: Frame) -> str:
+        if not self._has_root:
+            return "start"
+        if any(link.role == "assistant" for link in history.links):
+            return "history_rewritten"
+        return "resampled" if (history.state, frame) in self._requests else "new_conversation"
+
+    def _twins(self, path: bytes) -> list[TurnNode]:
+        """Turns whose path reads the same, the latest first."""
+        twins, node = [], self._by_path.get(path)
+        while node:
+            twins.append(node)
+            node = node.twin
+        return twins
+
+    def _row(self, node: TurnNode) -> list[int]:
+        row = self._rows.get(node.turn_id)
+        if row is None:
+            row = [token_id for turn in _path(node) for token_id in (*turn.context_ids, *turn.token_ids)]
+            self._keep_row(node, row)
+        return row
+
+    def _keep_row(self, node: TurnNode, row: list[int]) -> None:
+        self._rows[node.turn_id] = row
+        if len(self._rows) > _MAX_CACHED_ROWS:
+            self._rows.popitem(last=False)
+
+    def _adopted(self) -> set[str]:
+        """Turns that a later request continued, and of the requests with none such the last delivered sample."""
+        continued = {node.turn_id for node in self.nodes if node.continued}
+        settled = {(node.request, node.frame) for node in self.nodes if node.continued}
+        last = {
+            (node.request, node.frame): node.turn_id
+            for node in self.nodes
+            if node.status == "delivered" and (node.request, node.frame) not in settled
+        }
+        return continued | set(last.values())
+
+    def _auxiliary(self) -> set[str]:
+        """Calls beside the conversation, such as title generators: no tools, another system text, never continued."""
+        roots = [node for node in self.nodes if node.parent is None]
+        main = {node.frame.system for node in roots if node.frame.has_tools}
+        return {
+            node.turn_id
+            for node in roots
+            if main and not node.frame.has_tools and not node.continued and node.frame.system not in main
+        }
+
+
+def _path(node: TurnNode) -> list[TurnNode]:
+    path: list[TurnNode] = [node]
+    while path[-1].parent:
+        path.append(path[-1].parent)
+    return path[::-1]
+
+
+def _likeliest(candidates: list[TurnNode], turn_id: str | None, named: set[str]) -> TurnNode:
+    """Of turns that read the same: the one that the request names, else the one whose path it names most of."""
+    if len(candidates) == 1:
+        return candidates[0]
+    for node in candidates:
+        if node.turn_id == turn_id:
+            return node
+    return max(
+        candidates, key=lambda node: (len(named & {turn.turn_id for turn in _path(node)}), node.status == "delivered")
+    )

@@ -1,0 +1,150 @@
+"""Anthropic Messages: whole replies, streams of events and errors out."""
+
+from typing import Any
+
+import msgspec
+
+from molt.train.gateway.call import Content, Event, Reasoning, Reply, ToolCall
+from molt.train.gateway.faults import Fault, FaultKind
+
+_encode = msgspec.json.Encoder().encode
+
+_ERRORS: dict[FaultKind, tuple[int, str]] = {
+    "invalid_request": (400, "invalid_request_error"),
+    "prompt_too_long": (400, "invalid_request_error"),
+    "authentication": (401, "authentication_error"),
+    "not_found": (404, "not_found_error"),
+    "method_not_allowed": (405, "invalid_request_error"),
+    "closed": (410, "invalid_request_error"),
+    "too_large": (413, "request_too_large"),
+    "unsupported_media": (415, "invalid_request_error"),
+    "engine": (500, "api_error"),
+    "overloaded": (529, "overloaded_error"),
+}
+
+
+def messages_error(fault: Fault, request_id: str) -> tuple[int, bytes]:
+    """Status and body of an error. The body has no place for a field's path: the message begins with it."""
+    status, kind = _ERRORS[fault.kind]
+    message = fault.message
+    if fault.param and not message.startswith(fault.param):
+        message = f"{fault.param}: {message}"
+    return status, _encode(
+        {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    )
+
+
+class MessagesEncoder:
+    """Writes the reply to one Messages request: blocks in the order thinking, text, tool calls."""
+
+    def __init__(self, *, shows_thinking: bool) -> None:
+        self.keepalive = _frame("ping", {"type": "ping"})
+        self._shows_thinking = shows_thinking
+        self._num_blocks = 0
+        self._open: str | None = None
+        self._signature = ""
+
+    def whole(self, reply: Reply) -> bytes:
+        """See `ReplyEncoder.whole`."""
+        content: list[dict[str, Any]] = []
+        if reply.reasoning and self._shows_thinking:
+            content.append({"type": "thinking", "thinking": reply.reasoning, "signature": reply.response_id})
+        if reply.content:
+            content.append({"type": "text", "text": reply.content})
+        content += [
+            {"type": "tool_use", "id": call.call_id, "name": call.name, "input": msgspec.Raw(call.arguments.encode())}
+            for call in reply.calls
+        ]
+        stop = {"stop_reason": _stop_reason(reply), "stop_sequence": _stop_sequence(reply)}
+        return _encode(_message(reply, content) | stop | {"usage": _usage(reply)})
+
+    def start(self, reply: Reply) -> bytes:
+        """See `ReplyEncoder.start`."""
+        self._signature = reply.response_id
+        message = _message(reply, []) | {"stop_reason": None, "stop_sequence": None}
+        message["usage"] = _usage(reply)
+        return _frame("message_start", {"type": "message_start", "message": message}) + self.keepalive
+
+    def events(self, events: list[Event], token_ids: list[int], logprobs: list[float]) -> bytes:  # noqa: ARG002
+        """See `ReplyEncoder.events`."""
+        return b"".join([self._event(event) for event in events])
+
+    def finish(self, reply: Reply) -> bytes:
+        """See `ReplyEncoder.finish`."""
+        delta = {"stop_reason": _stop_reason(reply), "stop_sequence": _stop_sequence(reply)}
+        end = {"type": "message_delta", "delta": delta, "usage": _usage(reply)}
+        return self._close() + _frame("message_delta", end) + _frame("message_stop", {"type": "message_stop"})
+
+    def failure(self, fault: Fault, request_id: str) -> bytes:
+        """See `ReplyEncoder.failure`."""
+        return b"event: error\ndata: " + messages_error(fault, request_id)[1] + b"\n\n"
+
+    def _event(self, event: Event) -> bytes:
+        match event:
+            case Content(text):
+                return self._within("text", {"text": ""}) + self._delta({"type": "text_delta", "text": text})
+            case Reasoning(text):
+                if not self._shows_thinking:
+                    return b""
+                opening = self._within("thinking", {"thinking": "", "signature": ""})
+                return opening + self._delta({"type": "thinking_delta", "thinking": text})
+            case ToolCall(name, arguments, call_id):
+                opening = self._close() + self._within("tool_use", {"id": call_id, "name": name, "input": {}})
+                return opening + self._delta({"type": "input_json_delta", "partial_json": arguments}) + self._close()
+
+    def _within(self, kind: str, block: dict[str, Any]) -> bytes:
+        """Frames that lead into a block of this kind: none while one is open."""
+        if self._open == kind:
+            return b""
+        closing, self._open = self._close(), kind
+        start = {"type": "content_block_start", "index": self._num_blocks, "content_block": {"type": kind} | block}
+        return closing + _frame("content_block_start", start)
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        frames = b""
+        if self._open == "thinking":
+            frames = self._delta({"type": "signature_delta", "signature": self._signature})
+        frames += _frame("content_block_stop", {"type": "content_block_stop", "index": self._num_blocks})
+        self._open, self._num_blocks = None, self._num_blocks + 1
+        return frames
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        event = {"type": "content_block_delta", "index": self._num_blocks, "delta": delta}
+        return _frame("content_block_delta", event)
+
+
+def _frame(name: str, data: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + _encode(data) + b"\n\n"
+
+
+def _message(reply: Reply, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": reply.response_id,
+        "type": "message",
+        "role": "assistant",
+        "model": reply.model,
+        "content": content,
+    }
+
+
+def _stop_reason(reply: Reply) -> str:
+    if reply.calls:
+        return "tool_use"
+    if reply.finish_reason == "length":
+        return "model_context_window_exceeded" if reply.window_full else "max_tokens"
+    return "stop_sequence" if reply.stop_string is not None else "end_turn"
+
+
+def _stop_sequence(reply: Reply) -> str | None:
+    return reply.stop_string if _stop_reason(reply) == "stop_sequence" else None
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    return {
+        "input_tokens": reply.prompt_tokens - reply.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": reply.cached_tokens,
+        "output_tokens": len(reply.token_ids),
+    }

@@ -1,0 +1,28 @@
+"""The error body that the OpenAI wires share."""
+
+import msgspec
+
+from molt.train.gateway.faults import Fault, FaultKind
+
+_TABLE: dict[FaultKind, tuple[int, str, str | None]] = {
+    "invalid_request": (400, "invalid_request_error", None),
+    "prompt_too_long": (400, "invalid_request_error", "context_length_exceeded"),
+    "authentication": (401, "invalid_request_error", "invalid_api_key"),
+    "not_found": (404, "invalid_request_error", "not_found"),
+    "method_not_allowed": (405, "invalid_request_error", "method_not_allowed"),
+    "closed": (410, "invalid_request_error", "session_closed"),
+    "too_large": (413, "invalid_request_error", "request_too_large"),
+    "unsupported_media": (415, "invalid_request_error", "unsupported_content_encoding"),
+    "engine": (500, "server_error", "engine_error"),
+    "overloaded": (503, "server_error", "overloaded"),
+}
+
+
+def openai_error(fault: Fault, request_id: str) -> tuple[int, bytes]:  # noqa: ARG001 - this body names no request
+    """Status and body of an error."""
+    status, kind, code = _TABLE[fault.kind]
+    message = fault.message
+    if fault.kind == "prompt_too_long":
+        message = f"this model's maximum context length is exceeded: {message}"
+    error = {"message": message, "type": kind, "param": fault.param, "code": code}
+    return status, msgspec.json.encode({"error": error})

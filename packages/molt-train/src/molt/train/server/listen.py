@@ -1,0 +1,119 @@
+"""The listening socket, and uvicorn inside a running event loop."""
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from molt.train.errors import ConfigError, RunError
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+"""Longer than any client of ours keeps an idle connection, so that it is the client who closes it: a server that closes
+first breaks the request that is just being sent."""
+
+
+def bind(host: str, port: int, *, token: str) -> socket.socket:
+    """Take the port, before anything expensive starts. 0 takes any free one.
+
+    It does not listen yet: until `HttpServer.start` clients are told at once that nobody is there, and try again.
+
+    Raises:
+        ConfigError: The port is taken or not allowed, the host is unknown, or a host that other machines can reach is
+            to be opened without a token.
+    """
+    where = f"server.host={host!r}, server.port={port}"
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, OverflowError) as error:
+        raise ConfigError(
+            f"{where}: no such address ({error}); give this machine's name or IP, and a port to 65535"
+        ) from None
+    if not token and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise ConfigError(f"{where}: other machines can reach this address; set server.token, or use 127.0.0.1")
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is in use; stop what holds it, or set server.port=0 for a free one"
+            ) from None
+        raise ConfigError(f"{where}: cannot listen there: {error.strerror}") from None
+    return sock
+
+
+class HttpServer:
+    """Serves `app` on a bound socket, in the event loop that runs when `start` is called.
+
+    `url` is its origin, `http://host:port`, for clients on this machine.
+    """
+
+    def __init__(self, app: ASGIApp, sock: socket.socket) -> None:
+        self.url = _origin(sock)
+        self._sock = sock
+        self._server = _EmbeddedServer(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to serve. Returns when requests are answered. Raises RunError when the server does not come up."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._sock]), name="http-server")
+        ready = asyncio.create_task(self._server.ready.wait())
+        await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._task.done():
+            raise RunError("the HTTP server ended as it started") from self._task.exception()
+
+    async def stop(self, *, grace_s: int = 5) -> None:
+        """Take no more requests, let those under way end within `grace_s` seconds, and close every connection."""
+        if self._task is None:
+            self._sock.close()
+            return
+        self._server.config.timeout_graceful_shutdown = grace_s
+        self._server.should_exit = True
+        await self._task
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """uvicorn that leaves the process's signal handlers alone, and says when it is up."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _origin(sock: socket.socket) -> str:
+    host, port, *_ = sock.getsockname()
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"http://[{host}]:{port}" if address.version == 6 else f"http://{host}:{port}"

@@ -1,0 +1,119 @@
+import asyncio
+import signal
+import socket
+
+import httpx
+import pytest
+
+from molt.train.errors import ConfigError, RunError
+from molt.train.server import HttpServer, bind
+
+
+async def hello(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+def test_a_port_in_use_is_named_with_the_fix():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port} on 127\.0\.0\.1 is in use.*server\.port=0"):
+            bind("127.0.0.1", port, token="t")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_an_address_that_others_can_reach_needs_a_token(host):
+    with pytest.raises(ConfigError, match=r"other machines can reach this address; set server\.token"):
+        bind(host, 0, token="")
+    bind(host, 0, token="t").close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.5"])
+def test_loopback_needs_none(host):
+    bind(host, 0, token="").close()
+
+
+@pytest.mark.parametrize(("host", "port"), [("no.such.host.invalid", 0), ("127.0.0.1", 65536), ("127.0.0.1", -1)])
+def test_an_address_that_does_not_exist_is_refused(host, port):
+    with pytest.raises(ConfigError, match="no such address"):
+        bind(host, port, token="t")
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(ConfigError, match="cannot listen there: Cannot assign requested address"):
+        bind("192.0.2.1", 0, token="t")
+
+
+async def test_the_port_is_taken_before_anyone_is_answered_and_free_again_afterwards():
+    sock = bind("127.0.0.1", 0, token="t")
+    port = sock.getsockname()[1]
+    server = HttpServer(hello, sock)
+    assert server.url == f"http://127.0.0.1:{port}"
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/")
+        await server.start()
+        assert (await client.get("/")).text == "hello"
+        await server.stop()
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/")
+    bind("127.0.0.1", port, token="t").close()
+
+
+async def test_an_address_for_everyone_is_shown_as_one_that_works_here():
+    server = HttpServer(hello, bind("0.0.0.0", 0, token="t"))
+    await server.start()
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(server.url)).text == "hello"
+    await server.stop()
+
+
+async def test_the_process_keeps_its_signal_handlers():
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    server = HttpServer(hello, bind("127.0.0.1", 0, token="t"))
+    await server.start()
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+    await server.stop()
+
+
+async def test_a_server_that_cannot_start_says_so():
+    sock = bind("127.0.0.1", 0, token="t")
+    sock.close()
+    with pytest.raises((RunError, OSError)):
+        await HttpServer(hello, sock).start()
+
+
+async def test_stopping_lets_requests_under_way_end_and_cuts_those_that_do_not():
+    started, release, cut = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow(scope, receive, send):
+        started.set()
+        try:
+            await release.wait()
+        except asyncio.CancelledError:
+            cut.set()
+            raise
+        await hello(scope, receive, send)
+
+    for is_released in (True, False):
+        server = HttpServer(slow, bind("127.0.0.1", 0, token="t"))
+        await server.start()
+        async with httpx.AsyncClient() as client:
+            request = asyncio.create_task(client.get(server.url))
+            await started.wait()
+            stopping = asyncio.create_task(server.stop(grace_s=1))
+            if is_released:
+                release.set()
+                assert (await request).text == "hello"
+            await asyncio.wait_for(stopping, timeout=5)
+            assert cut.is_set() == (not is_released)
+            await asyncio.gather(request, return_exceptions=True)
+        started.clear()
+        release.clear()
+
+
+async def test_a_server_that_never_started_gives_its_port_back():
+    sock = bind("127.0.0.1", 0, token="t")
+    port = sock.getsockname()[1]
+    await HttpServer(hello, sock).stop()
+    bind("127.0.0.1", port, token="t").close()
