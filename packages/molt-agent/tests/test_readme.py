@@ -1,12 +1,14 @@
 """The code of the README, run as it stands."""
 
 import re
+import ssl
 from pathlib import Path
 
 import pytest
 from molt.agents.load import load_runner
 from molt.agents.rollout import run_lease
 from molt.agents.testing import ScriptedModel
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 AGENT, ENVIRONMENT, TEST = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -34,10 +36,6 @@ async def test_the_environment(tmp_path: Path):
 
 
 async def test_sharing_the_certificate_store_works():
-    import ssl
-
-    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
     context = ssl.create_default_context()
     async with ScriptedModel(["4"]) as model:
         for _ in range(2):

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molt.train.advantage import ESTIMATORS, NEEDS_GROUP, RolloutBatch, compute_advantages
+from molt.train.advantage import ESTIMATORS, RolloutBatch, compute_advantages
+from molt.train.config import GROUP_ESTIMATORS
 from molt.train.errors import ConfigError
 
-GROUPED = sorted(NEEDS_GROUP)
+GROUPED = sorted(GROUP_ESTIMATORS)
 EXACT = partial(pytest.approx, rel=1e-12, abs=1e-12)
 
 

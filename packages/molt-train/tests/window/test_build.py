@@ -31,7 +31,7 @@ def groups(make_group):
 
 
 def build(groups, advantages, *, num_ranks=2, microbatch_tokens=16):
-    return build_window(
+    (window,) = build_window(
         groups,
         step=3,
         policy_version=7,
@@ -39,6 +39,7 @@ def build(groups, advantages, *, num_ranks=2, microbatch_tokens=16):
         microbatch_tokens=microbatch_tokens,
         advantages=advantages,
     )
+    return window
 
 
 def rows_of(window):
@@ -139,3 +140,19 @@ def test_the_pure_stages_import_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.strip() == "[]"
+
+
+def test_optimizer_steps_share_the_groups_and_one_call_of_the_estimator(groups):
+    calls = []
+
+    def advantages(rewards, group_numbers, num_actions):
+        calls.append(rewards.tolist())
+        return np.arange(num_actions.sum(), dtype=np.float32)
+
+    first, second = build_window(
+        groups, num_steps=2, step=3, policy_version=7, num_ranks=1, microbatch_tokens=64, advantages=advantages
+    )
+    assert calls == [[1.0, 0.0, 0.5, 0.25]]
+    assert first.num_action_tokens == 3 + 1 + 2 + 2
+    assert second.num_action_tokens == 4
+    assert list(rows_of(second).values()) == [[8.0, 9.0, 10.0, 11.0]]

@@ -118,7 +118,7 @@ def microbatch_loss(weights, microbatch, window, num_ranks):
 
 
 def window_gradient(groups, num_ranks=1, microbatch_tokens=10**6, advantages=GRPO):
-    window = build_window(
+    (window,) = build_window(
         groups,
         step=1,
         policy_version=0,
@@ -232,7 +232,7 @@ def test_a_discount_passes_over_tool_tokens():
         first = turn("a", None, [0], [1, 2], [-1.0, -1.0])
         last = turn("b", first, tool_text, [3], [-1.0])
         groups = groups_of([("g", "x", [first, last], 1.0), ("g", "y", [turn("c", None, [3], [1], [-1.0])], 0.0)])
-        window = build_window(
+        (window,) = build_window(
             groups, step=1, policy_version=0, num_ranks=1, microbatch_tokens=100, advantages=advantages
         )
         rows = [row for microbatch in window.ranks[0] for row in microbatch.rows]

@@ -47,8 +47,10 @@ def update(trainer: Trainer, shares: Sequence[Share], *, step: int, objective: O
     """Make one optimizer step for each of `shares`, which together are one window. All ranks call this alike.
 
     The old log-probs are those of the weights before the first of the steps. Raises ActorError when a loss or a
-    gradient is not finite; the optimizer step concerned is not made.
+    gradient is not finite; the optimizer step concerned is not made. A step without action tokens is not made either:
+    AdamW would move the weights all the same.
     """
+    shares = [share for share in shares if share.num_action_tokens]
     totals = _Totals(trainer.policy.device)
     olds = [_old_logprobs(trainer, share) if len(shares) > 1 else None for share in shares]
     for share, old in zip(shares, olds, strict=True):
@@ -160,10 +162,10 @@ class _Totals:
         means = {name: value / max(1, num_action_tokens) for name, value in self._sums.items()}
         return StepReport(
             step=step,
-            loss=means.pop("loss"),
-            grad_norm=sum(self.grad_norms) / len(self.grad_norms),
+            loss=means.pop("loss", 0.0),
+            grad_norm=sum(self.grad_norms) / max(1, len(self.grad_norms)),
             lr=self.lr,
-            logprob_gap_mean=means.pop("logprob_gap"),
+            logprob_gap_mean=means.pop("logprob_gap", 0.0),
             logprob_gap_max=float(self._gap_max),
             metrics=means,
         )

@@ -12,7 +12,7 @@ from molt.train.advantage.grpo import grpo
 from molt.train.advantage.reinforce_pp import reinforce_pp
 from molt.train.advantage.rloo import rloo
 
-__all__ = ["ESTIMATORS", "NEEDS_GROUP", "Estimator", "RolloutBatch", "compute_advantages"]
+__all__ = ["ESTIMATORS", "Estimator", "RolloutBatch", "compute_advantages"]
 
 
 class Estimator(Protocol):
@@ -29,9 +29,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "group_mean": group_mean,
     "reinforce_pp": reinforce_pp,
 }
-
-NEEDS_GROUP = frozenset({"grpo", "rloo", "group_mean"})
-"""Estimators that compare the rollouts of one prompt, so that a group of one teaches nothing."""
 
 
 def compute_advantages(

@@ -149,7 +149,16 @@ class TrainingLoop:
     async def _update(self, groups: list[Group]) -> None:
         parts, config = self._parts, self._config
         kept = self._usable(groups, self._dropped)
-        report = await parts.actor.train(self._windows(kept))
+        windows = build_window(
+            kept,
+            num_steps=config.algorithm.updates_per_window,
+            step=self.step + 1,
+            policy_version=self.step,
+            num_ranks=config.actor.num_ranks,
+            microbatch_tokens=config.train.microbatch_tokens,
+            advantages=self._advantages,
+        )
+        report = await parts.actor.train(windows)
         self._timing.lap("train")
         await parts.serving.refit(report.step)
         self._timing.lap("refit")
@@ -162,22 +171,6 @@ class TrainingLoop:
         every = config.train.eval_every
         if self.step == config.train.num_updates or (every and self.step % every == 0):
             await self._evaluate()
-
-    def _windows(self, groups: list[Group]) -> list[TrainWindow]:
-        """The window as its optimizer steps, each with equally many of its groups (the last may have fewer)."""
-        config = self._config
-        size = -(-len(groups) // config.algorithm.updates_per_window)
-        return [
-            build_window(
-                groups[start : start + size],
-                step=self.step + 1,
-                policy_version=self.step,
-                num_ranks=config.actor.num_ranks,
-                microbatch_tokens=config.train.microbatch_tokens,
-                advantages=self._advantages,
-            )
-            for start in range(0, len(groups), size)
-        ]
 
     async def _checkpoint(self) -> None:
         every, last = self._config.train.checkpoint_every, self._config.train.num_updates

@@ -28,14 +28,15 @@ def bind(host: str, port: int, *, token: str) -> socket.socket:
             to be opened without a token.
     """
     where = f"server.host={host!r}, server.port={port}"
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"{where}: a port is a number from 0 to 65535")
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, OverflowError) as error:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
         raise ConfigError(
-            f"{where}: no such address ({error}); give this machine's name or IP, and a port to 65535"
+            f"{where}: no such address ({error.strerror}); give a name or an IP of this machine"
         ) from None
+    family, _, _, _, address = found[0]
     if not token and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise ConfigError(f"{where}: other machines can reach this address; set server.token, or use 127.0.0.1")
     sock = socket.socket(family, socket.SOCK_STREAM)

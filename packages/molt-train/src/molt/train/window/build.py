@@ -3,6 +3,7 @@
 Shapes: R rollouts, N action tokens of the window (rollout by rollout, segment by segment, in order).
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -25,23 +26,44 @@ class AdvantageFn(Protocol):
 def build_window(
     groups: Sequence[Group],
     *,
+    num_steps: int = 1,
     step: int,
     policy_version: int,
     num_ranks: int,
     microbatch_tokens: int,
     advantages: AdvantageFn,
-) -> TrainWindow:
-    """Lay out one optimizer window. Deterministic in its arguments; no row is dropped.
+) -> list[TrainWindow]:
+    """Lay out the groups of one update as its optimizer steps. Deterministic in its arguments; no row is dropped.
 
     Args:
         groups: Only rollouts that have a reward, as `usable` leaves them.
-        step: The update that the window makes.
+        num_steps: Optimizer steps; each gets a contiguous share of the groups, the last ones one group fewer where it
+            does not divide.
+        step: The update that they make.
         policy_version: The version of the weights before the update.
         num_ranks: Data-parallel ranks, at least 1.
         microbatch_tokens: Most tokens of a microbatch, padding included.
-        advantages: Called once. A rollout counts once in it, however many segments it has.
+        advantages: Called once, with the rollouts of all groups. A rollout counts once in it, however many segments it
+            has.
     """
-    rows = _rows(groups, advantages)
+    rows = iter(_rows(groups, advantages))
+    shares = np.array_split(np.arange(len(groups)), num_steps)
+    return [
+        lay_out(
+            list(itertools.islice(rows, sum(_num_rows(groups[i]) for i in share))),
+            step=step,
+            policy_version=policy_version,
+            num_ranks=num_ranks,
+            microbatch_tokens=microbatch_tokens,
+        )
+        for share in shares
+    ]
+
+
+def lay_out(
+    rows: Sequence[Row], *, step: int, policy_version: int, num_ranks: int, microbatch_tokens: int
+) -> TrainWindow:
+    """Rows to ranks by length, and each rank's rows to microbatches, equally many on every rank."""
     packed: list[list[list[int]]] = []
     for indices in assign([row.experience.num_tokens for row in rows], num_ranks):
         microbatches = pack([rows[i].experience.num_tokens for i in indices], budget=microbatch_tokens)
@@ -55,6 +77,10 @@ def build_window(
         ),
         num_action_tokens=sum(row.experience.num_actions for row in rows),
     )
+
+
+def _num_rows(group: Group) -> int:
+    return sum(len(rollout.experiences) for rollout in group.rollouts)
 
 
 def window_stats(groups: Sequence[Group], policy_version: int) -> dict[str, float]:
