@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
+
 from molt.agents.testing import ScriptedModel
 
 

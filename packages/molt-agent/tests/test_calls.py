@@ -6,6 +6,7 @@ import functools
 import threading
 
 import pytest
+
 from molt.agents.calls import call
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")

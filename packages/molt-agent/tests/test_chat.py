@@ -2,12 +2,13 @@
 
 import json
 
+from openai import AsyncOpenAI, OpenAI
+
 from molt.agents import AgentRunner as BaseRunner
 from molt.agents import ChatAgent, ChatAgentRunner, Result
 from molt.agents.protocol import ResultReport
 from molt.agents.rollout import run_lease
 from molt.agents.testing import ScriptedModel, ScriptedReply, ToolCall
-from openai import AsyncOpenAI, OpenAI
 
 
 def grade(text, label):

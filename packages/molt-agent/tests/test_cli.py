@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from molt.agents.cli import main
 from molt.agents.testing import ScriptedModel, ScriptedReply
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from molt.agents import Context, TaskError
 from molt.agents.context import make_context
 from molt.agents.protocol import Lease, SamplingParams, SessionCredentials

@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 import pytest
+
 from molt.agents import Env, Result, SamplingParams, StepEnvRunner, StepState
 from molt.agents.protocol import ResultReport
 from molt.agents.rollout import run_lease

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+
 from molt.agents import AuthenticationError, FencedError, ServerError, ServerUnavailableError
 from molt.agents._http import JsonClient
 from molt.agents.testing.loopback import LoopbackServer, Request, Response

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from molt.agents import AgentLoadError, ChatAgentRunner
 from molt.agents.load import load_runner
 

@@ -5,10 +5,11 @@ import ssl
 from pathlib import Path
 
 import pytest
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
 from molt.agents.load import load_runner
 from molt.agents.rollout import run_lease
 from molt.agents.testing import ScriptedModel
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 AGENT, ENVIRONMENT, TEST = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

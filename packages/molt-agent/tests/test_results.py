@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from molt.agents import InvalidResultError, Result, SamplingParams
 from molt.agents.results import MAX_INFO_BYTES, check_result
 

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from molt.agents import AgentRunner, ChatAgent, ChatAgentRunner, Context, InfrastructureError, Result
 from molt.agents.protocol import ResultReport
 from molt.agents.rollout import run_lease

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from molt.agents import TaskError
 from molt.agents.tasks import read_tasks
 

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
-from molt.agents.testing import ScriptedModel, ScriptedReply, ToolCall
 from openai import AsyncOpenAI
+
+from molt.agents.testing import ScriptedModel, ScriptedReply, ToolCall
 
 ASK = [{"role": "user", "content": "What is it?"}]
 CALLS = ScriptedReply(text="Let me see.", tool_calls=(ToolCall("look", {"at": "it"}), ToolCall("guess", '{"broken')))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+
 from molt.agents import (
     AgentRunner,
     AuthenticationError,
@@ -124,7 +125,10 @@ async def test_a_lost_lease_is_cancelled_and_not_reported(leases: ScriptedLeases
     assert outcomes(leases) == [("rollout-0", 2, "completed", True)]
 
 
-async def test_a_fenced_result_is_refused_and_the_worker_goes_on(leases: ScriptedLeases):
+async def test_a_fenced_result_is_refused_and_the_worker_goes_on(
+    leases: ScriptedLeases, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
     runner = Held()
     worker = make_worker(leases, runner, concurrency=1)
     running = asyncio.create_task(worker.run())
@@ -135,6 +139,8 @@ async def test_a_fenced_result_is_refused_and_the_worker_goes_on(leases: Scripte
     assert outcomes(leases) == [("rollout-0", 1, "completed", False), ("rollout-0", 2, "completed", True)]
     assert runner.cancelled == []
     assert worker.outcomes == {"completed": 1}
+    assert "rollout rollout-0, attempt 1: fenced" in caplog.text
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 @pytest.mark.parametrize("route", ["leases", "result", "heartbeat"])
@@ -219,6 +225,20 @@ async def test_stopping_takes_no_more_leases_and_finishes_those_held(leases: Scr
     assert len(leases.granted) == 1
 
 
+async def test_a_poll_under_way_is_withdrawn_when_stopping(leases: ScriptedLeases):
+    runner = Held()
+    worker = make_worker(leases, runner, concurrency=2)
+    running = asyncio.create_task(worker.run())
+    await runner.started.get()
+    await leases.wait_until(lambda: leases.num_polling == 1)
+    worker.stop()
+    await leases.wait_until(lambda: leases.num_polling == 0)
+    leases.fence("rollout-0.1")  # which offers another lease
+    runner.let_go.set()
+    await running
+    assert [lease.lease_id for lease in leases.granted] == ["rollout-0.1"]
+
+
 @pytest.mark.parametrize("leases", [2], indirect=True)
 async def test_what_does_not_finish_within_the_drain_is_given_back(leases: ScriptedLeases):
     runner = Held()
@@ -264,7 +284,7 @@ async def test_an_idle_worker_stops_at_once(leases: ScriptedLeases):
     await busy_runner.started.get()
     idle_worker = make_worker(leases)
     idle = asyncio.create_task(idle_worker.run())
-    await leases.wait_until(lambda: leases.num_requests["leases"] == 2)  # its poll is being held
+    await leases.wait_until(lambda: leases.num_polling == 1)
     idle_worker.stop()
     await idle
     busy_runner.let_go.set()

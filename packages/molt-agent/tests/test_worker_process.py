@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+
 from molt.agents.testing import ScriptedLeases, ScriptedModel, ScriptedReply
 
 AGENT = str(Path(__file__).parent / "agents" / "plain_agent.py")

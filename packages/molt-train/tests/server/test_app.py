@@ -13,6 +13,8 @@ from molt.agents.protocol import (
     SessionResult,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 def error_of(response):
     body = response.json()
@@ -108,7 +110,7 @@ async def test_a_newer_worker_may_send_fields_that_this_server_does_not_know(wor
         ("/leases", b'{"worker_id": "w", "capacity": "4"}', "capacity", "capacity: expected `int`, got `str`"),
         ("/leases", b"[1]", None, "the body: expected `object`, got `array`"),
         ("/leases", b"{", None, "the body is not JSON"),
-        ("/leases", b'"\xff"', None, "the body is not JSON"),
+        ("/leases", b'{"worker_id": "\xff"}', None, "the body is not JSON"),
         ("/leases", b'{"new": ' + b"[" * 100_000, None, "the body is not JSON"),
         ("/sessions", b'{"sampling_params": {"max_tokens": 1.5}}', "sampling_params.max_tokens", "expected `int`"),
         ("/sessions/s/result", b"[", None, "the body is not JSON"),

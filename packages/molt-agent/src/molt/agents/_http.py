@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
+
 from molt.agents.blame import is_fault_status
 from molt.agents.errors import AuthenticationError, FencedError, ServerError, ServerUnavailableError
 

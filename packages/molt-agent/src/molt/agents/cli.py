@@ -18,6 +18,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
+
 from molt.agents.control import ControlApi
 from molt.agents.errors import AuthenticationError, InputError, MoltAgentError
 from molt.agents.load import load_runner

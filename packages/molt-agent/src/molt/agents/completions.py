@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+
 from molt.agents._http import JsonClient
 from molt.agents.context import Context
 from molt.agents.errors import ServerError

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
+
 from molt.agents.errors import TaskError
 from molt.agents.protocol import Lease, SamplingParams
 

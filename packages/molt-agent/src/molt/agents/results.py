@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
+
 from molt.agents.errors import InvalidResultError
 from molt.agents.protocol import SamplingParams
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from molt.agents.errors import TaskError
 
 

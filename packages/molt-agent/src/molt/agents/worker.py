@@ -20,6 +20,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
+
 from molt.agents.control import ControlApi
 from molt.agents.errors import AuthenticationError, FencedError, ServerError, ServerUnavailableError
 from molt.agents.protocol import HeartbeatRequest, Lease, LeaseRequest, ReleaseRequest, ResultReport
@@ -228,6 +229,8 @@ class Worker:
             log.info("giving %d leases back", len(unfinished))
             tasks += [asyncio.create_task(self._release(held.lease)) for held in unfinished]
         _, late = await asyncio.wait(tasks, timeout=RETURN_LIMIT_S)
+        if late:
+            log.warning("leaving after %g s, with leases or agents that did not end in time", RETURN_LIMIT_S)
         for task in late:
             task.cancel()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+
 from molt.agents.control import ControlApi
 from molt.agents.protocol import (
     API_PREFIX,
@@ -68,6 +69,8 @@ class ScriptedLeases(LoopbackServer):
         self.heartbeats: list[HeartbeatRequest] = []
         self.num_requests: Counter[str] = Counter()
         """By route: `leases`, `heartbeat`, `result`, `release`; failed ones too."""
+        self.num_polling = 0
+        """Requests for leases that are being held now."""
         self._heartbeat_s = heartbeat_s
         self._num_tasks = len(tasks)
         self._finished = False
@@ -139,7 +142,7 @@ class ScriptedLeases(LoopbackServer):
     async def _answer(self, route: str, lease_id: str, body: bytes) -> Response:
         match route:
             case "leases":
-                return _json(await self._grant(msgspec.json.decode(body, type=LeaseRequest)))
+                return await self._grant(msgspec.json.decode(body, type=LeaseRequest))
             case "heartbeat":
                 return _json(self._beat(msgspec.json.decode(body, type=HeartbeatRequest)))
             case "result":
@@ -149,17 +152,22 @@ class ScriptedLeases(LoopbackServer):
             case _:
                 return _refuse(404, "not_found", f"no route {route!r}")
 
-    async def _grant(self, request: LeaseRequest) -> LeaseReply:
+    async def _grant(self, request: LeaseRequest) -> Response:
+        if request.capacity < 1:
+            return _refuse(400, "invalid_request", f"capacity is {request.capacity}: ask for 1 or more")
+        self.num_polling += 1
         try:
             await self.wait_until(lambda: bool(self._offers) or self._is_finished(), limit_s=request.wait_s)
         except TimeoutError:
-            return LeaseReply(leases=(), heartbeat_s=self._heartbeat_s)
+            return _json(LeaseReply(leases=(), heartbeat_s=self._heartbeat_s))
+        finally:
+            self.num_polling -= 1
         if self._is_finished():
-            return LeaseReply(leases=(), heartbeat_s=self._heartbeat_s, finished=True)
+            return _json(LeaseReply(leases=(), heartbeat_s=self._heartbeat_s, finished=True))
         leases = tuple(self._offers.popleft() for _ in range(min(request.capacity, len(self._offers))))
         self.granted += leases
         self._held |= {lease.lease_id: lease for lease in leases}
-        return LeaseReply(leases=leases, heartbeat_s=self._heartbeat_s)
+        return _json(LeaseReply(leases=leases, heartbeat_s=self._heartbeat_s))
 
     def _beat(self, request: HeartbeatRequest) -> HeartbeatReply:
         self.heartbeats.append(request)

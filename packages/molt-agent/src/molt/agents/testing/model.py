@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
+
 from molt.agents.protocol import Lease, SamplingParams, SessionCredentials
 from molt.agents.testing.loopback import LoopbackServer, Request, Response
 

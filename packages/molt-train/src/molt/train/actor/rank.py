@@ -49,7 +49,7 @@ class ActorRank:
         self._trainer = Trainer(
             policy=policy,
             optimizer=optimizer,
-            schedule=make_schedule(optimizer, setup.actor.optimizer, num_steps=setup.num_updates),
+            schedule=make_schedule(optimizer, setup.actor.optimizer, num_steps=setup.num_steps),
             max_grad_norm=setup.actor.optimizer.max_grad_norm,
             temperature=setup.temperature,
         )

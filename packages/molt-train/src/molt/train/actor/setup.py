@@ -14,7 +14,7 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
     actor: ActorConfig
     algorithm: AlgorithmConfig
     temperature: float
-    num_updates: int
-    """Updates that the schedule spans."""
+    num_steps: int
+    """Optimizer steps that the learning-rate schedule spans."""
     seed: int
     collective_timeout_s: float

@@ -5,7 +5,7 @@ rendered once, every later turn added by the delta rule. What is learned is thus
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,14 +103,9 @@ def batches(rows: Sequence[Row], *, size: int, seed: int) -> Iterator[list[Row]]
 
 
 async def train_supervised(
-    config: Config,
-    payloads: Sequence[Payload],
-    *,
-    actor: SupervisedActor,
-    store: PayloadStore,
-    on_update: Callable[[StepReport], None],
-) -> None:
-    """Make `train.num_updates` optimizer steps of `sft.batch_size` rows each."""
+    config: Config, payloads: Sequence[Payload], *, actor: SupervisedActor, store: PayloadStore
+) -> AsyncIterator[StepReport]:
+    """Make `train.num_updates` optimizer steps of `sft.batch_size` rows each; yields what each of them did."""
     rows = [_row(index, payload, store) for index, payload in enumerate(payloads)]
     order = batches(rows, size=config.sft.batch_size, seed=config.run.seed)
     for step in range(1, config.train.num_updates + 1):
@@ -121,7 +116,7 @@ async def train_supervised(
             num_ranks=config.actor.num_ranks,
             microbatch_tokens=config.train.microbatch_tokens,
         )
-        on_update(await actor.train([window], supervised=True))
+        yield await actor.train([window], supervised=True)
 
 
 def _row(index: int, payload: Payload, store: PayloadStore) -> Row:

@@ -42,10 +42,11 @@ class LocalWorkers:
         self._logs, self._on_event = logs, on_event
         self._processes: list[asyncio.subprocess.Process] = []
         self._restarts_left = MAX_RESTARTS
-        self._stopping = False
+        self.ending = False
+        """Set before the workers are told that the run is over: from then on one that ends is not started anew."""
 
     async def supervise(self) -> None:
-        """Run the workers until cancelled. Raises RunError when they keep dying."""
+        """Keep the workers running until they are told to end. Raises RunError when they keep dying."""
         self._logs.mkdir(parents=True, exist_ok=True)
         await asyncio.gather(*(self._keep(index) for index in range(self._settings.num_workers)))
 
@@ -54,7 +55,7 @@ class LocalWorkers:
             process = await self._start(index)
             code = await process.wait()
             self._processes.remove(process)
-            if code == 0 or self._stopping:
+            if self.ending:
                 return
             self._on_event("worker_died", {"worker": index, "exit_code": code, "restarts_left": self._restarts_left})
             if code == 2 or self._restarts_left == 0:
@@ -80,15 +81,13 @@ class LocalWorkers:
         return self._logs / f"worker-{index}.log"
 
     async def stop(self) -> None:
-        """Ask the workers to finish, and end those that do not within their time to drain."""
-        self._stopping = True
+        """Wait for the workers, which have been told that the run is over; end those that do not listen."""
         running = list(self._processes)
-        for process in running:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-        try:
-            await asyncio.wait_for(asyncio.gather(*(p.wait() for p in running)), DRAIN_S + 5)
-        except TimeoutError:
+        for end in (None, asyncio.subprocess.Process.terminate, asyncio.subprocess.Process.kill):
+            running = [process for process in running if process.returncode is None]
             for process in running:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                if end is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        end(process)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*(p.wait() for p in running)), DRAIN_S)

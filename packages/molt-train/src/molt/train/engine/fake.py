@@ -1,8 +1,8 @@
-"""The scripted engine: an `Engine` that samples what a script says, and logs what it was given and what it gave.
+r"""The scripted engine: an `Engine` that samples what a script says, and logs what it was given and what it gave.
 
 A script is JSONL. A line answers one engine call:
 
-    {"match": "weather", "text": "<tool_call>\\n{...}\\n</tool_call>", "chunks": [3, 1], "chunk_delay_s": 0.1}
+    {"match": "weather", "text": "<tool_call>\n{...}\n</tool_call>", "chunks": [3, 1], "chunk_delay_s": 0.1}
 
 Lines with a `match` (a regular expression, searched in the newest user or tool text of the prompt) are tried first, in
 file order. Lines of one match form a queue, used in order; its last line repeats. Lines without one form another queue.
@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Literal
 
@@ -125,7 +126,8 @@ class ScriptedEngine:
         self._patterns = {match: re.compile(match) for match in self._queues if match is not None}
         self._used: dict[str | None, int] = dict.fromkeys(self._queues, 0)
         self._running: dict[str, asyncio.Event] = {}
-        self._log: IO[bytes] | None = Path(log_path).open("ab", buffering=0) if log_path else None
+        self._log: IO[bytes] | None = Path(log_path).open("ab", buffering=0) if log_path else None  # noqa: SIM115 - closed by close()
+        self._encode = lru_cache(lambda text: self.tokenizer.encode(text, add_special_tokens=False).ids)
         self._encoder = msgspec.json.Encoder()
 
     def close(self) -> None:
@@ -214,10 +216,12 @@ class ScriptedEngine:
     def _sample(self, line: ScriptLine, request: EngineRequest) -> tuple[list[int], EngineFinish, str | None]:
         limit = min(request.sampling.max_tokens, self._max_model_len - len(request.prompt_token_ids))
         if limit < 1:
-            raise EngineError(f"no room to sample: {len(request.prompt_token_ids)} of {self._max_model_len} tokens used")
+            raise EngineError(
+                f"no room to sample: {len(request.prompt_token_ids)} of {self._max_model_len} tokens used"
+            )
         token_ids = list(line.token_ids or ())
         if line.text is not None:
-            token_ids = self.tokenizer.encode(line.text, add_special_tokens=False).ids
+            token_ids = list(self._encode(line.text))
             if line.finish_reason == "stop" and line.error is None:
                 token_ids.append(self._end_token_id)
         finish: EngineFinish = line.finish_reason

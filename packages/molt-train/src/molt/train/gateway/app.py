@@ -1,59 +1,46 @@
 """The model endpoint under a session URL, as a raw ASGI application.
 
-    HEAD, GET  /s/{session}                            200, no body, no key, whether the session exists or not
-    POST       /s/{session}/v1/chat/completions        OpenAI Chat Completions
-    POST       /s/{session}/v1/messages                Anthropic Messages
-    POST       /s/{session}/v1/messages/count_tokens
-    GET        /s/{session}/v1/models[/{model}]        in the shape of either vendor
+HEAD, GET  /s/{session}                            200, no body, no key, whether the session exists or not
+POST       /s/{session}/v1/chat/completions        OpenAI Chat Completions
+POST       /s/{session}/v1/messages                Anthropic Messages
+POST       /s/{session}/v1/messages/count_tokens
+GET        /s/{session}/v1/models[/{model}]        in the shape of either vendor
 """
 
-import asyncio
+import logging
 import time
-from contextlib import aclosing
-from typing import Protocol
 
+import msgspec
+
+from molt.agents.protocol import SamplingParams
 from molt.train.config.sections import GatewayConfig
 from molt.train.engine.protocol import Engine
-from molt.train.gateway.call import Dialect, ModelCall, Reply
-from molt.train.gateway.exchange import Exchange, Receive, Scope, Send
-from molt.train.gateway.faults import Fault
-from molt.train.gateway.generate import Run
-from molt.train.gateway.models import model_list, model_object
+from molt.train.gateway.answer import Responder
+from molt.train.gateway.call import Dialect
+from molt.train.gateway.call_error import CallError
+from molt.train.gateway.exchange import NO_CONTENT, Exchange, Receive, Scope, Send
+from molt.train.gateway.models import ServedModel
 from molt.train.gateway.parse import Parser
 from molt.train.gateway.prompt import Model, prepare
 from molt.train.gateway.render import Renderer
 from molt.train.gateway.sessions import Session, Sessions
 from molt.train.gateway.wires.chat import ChatDialect
 from molt.train.gateway.wires.messages import MessagesDialect
+from molt.train.observe.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "/s/"
-_WIRES: dict[str, Dialect] = {"/v1/chat/completions": ChatDialect(), "/v1/messages": MessagesDialect()}
+_CHAT, _MESSAGES = ChatDialect(), MessagesDialect()
+_WIRES: dict[str, Dialect] = {"/v1/chat/completions": _CHAT, "/v1/messages": _MESSAGES}
 _COUNT_TOKENS = "/v1/messages/count_tokens"
 _MODELS = "/v1/models"
-
-
-class Observer(Protocol):
-    """Where the gateway's counts and timings go."""
-
-    def count(self, name: str, value: int = 1) -> None:
-        """Add `value` to the counter `name`."""
-        ...
-
-    def time(self, name: str, seconds: float) -> None:
-        """Note one duration under `name`."""
-        ...
-
-
-class _Silent:
-    def count(self, name: str, value: int = 1) -> None: ...
-
-    def time(self, name: str, seconds: float) -> None: ...
 
 
 class Gateway:
     """Serves the policy to the sessions' clients, and records what they sample."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the composition root names every part once
         self,
         sessions: Sessions,
         *,
@@ -63,10 +50,11 @@ class Gateway:
         settings: GatewayConfig,
         model_name: str,
         max_model_len: int,
-        observer: Observer | None = None,
+        observer: Metrics | None = None,
     ) -> None:
         """Take the parts; `max_model_len` is the context window in tokens."""
         self._sessions = sessions
+        self._settings = settings
         marks = {renderer.control_tokens.get(mark) for mark in parser.marks}
         self._model = Model(
             engine=engine,
@@ -75,25 +63,87 @@ class Gateway:
             max_model_len=max_model_len,
             hidden_token_ids=(renderer.hidden_token_ids | renderer.end_token_ids) - marks,
         )
-        self._settings = settings
-        self._model_name = model_name
-        self._created = int(time.time())
-        self._observer: Observer = observer or _Silent()
+        self._responder = Responder(self._model, settings, observer or Metrics())
+        self._served = ServedModel(name=model_name, max_model_len=max_model_len, created=int(time.time()))
+        self._nobody, _ = Sessions().open(sampling=SamplingParams(), policy="client")
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request whose path begins with `/s/`."""
         exchange = Exchange(scope, receive, send)
         session_id, slash, rest = exchange.path.removeprefix(PREFIX).partition("/")
-        route = slash + rest
-        dialect = _WIRES.get(route) or _WIRES["/v1/messages" if self._is_anthropic(route, exchange) else "/v1/chat/completions"]
+        route = (slash + rest).rstrip("/")
+        dialect = _WIRES.get(route) or (_MESSAGES if _is_anthropic(route, exchange) else _CHAT)
         try:
             if exchange.method == "OPTIONS":
-                await exchange.respond(204, b"")
-            elif route in ("", "/") and exchange.method in ("HEAD", "GET"):
+                await exchange.respond(NO_CONTENT, b"")
+            elif not route and exchange.method in ("HEAD", "GET"):
                 await exchange.respond(200, b"")
             else:
                 await self._serve(exchange, self._session(session_id, exchange), route, dialect)
-        except Fault as fault:
-            await self._refuse(exchange, dialect, fault)
+        except CallError as error:
+            await _refuse(exchange, dialect, error)
+        except Exception:  # the server's boundary: a client is told, whatever broke
+            logger.exception("request %s failed", exchange.request_id)
+            await _refuse(exchange, dialect, CallError("engine", "an error inside the gateway; its log says more"))
         finally:
             exchange.close()
+
+    async def _serve(self, exchange: Exchange, session: Session, route: str, dialect: Dialect) -> None:
+        if route in _WIRES:
+            _need(exchange, "POST")
+            call = dialect.parse(await exchange.body(self._settings.max_body_bytes))
+            await self._responder.answer(exchange, session=session, call=call, dialect=dialect)
+        elif route == _COUNT_TOKENS:
+            _need(exchange, "POST")
+            call = _MESSAGES.parse_count(await exchange.body(self._settings.max_body_bytes))
+            prompt = await prepare(self._model, session, call, _MESSAGES)
+            await exchange.respond(200, msgspec.json.encode({"input_tokens": len(prompt.token_ids)}))
+        elif route == _MODELS or route.startswith(_MODELS + "/"):
+            _need(exchange, "GET")
+            await self._models(exchange, route.removeprefix(_MODELS).removeprefix("/"))
+        else:
+            raise CallError("not_found", f"there is no {route or '/'!r} under a session URL")
+
+    async def _models(self, exchange: Exchange, name: str) -> None:
+        vendor = "anthropic" if b"anthropic-version" in exchange.headers else "openai"
+        if name not in ("", self._served.name):
+            raise CallError("not_found", f"the model {name!r} is not served: {self._served.name!r} is")
+        found = self._served.entry(vendor) if name else self._served.listing(vendor)
+        await exchange.respond(200, msgspec.json.encode(found))
+
+    def _session(self, session_id: str, exchange: Exchange) -> Session:
+        """The session, if a key of the request is its key. Unknown sessions answer as wrong keys do, in equal time."""
+        session = self._sessions.get(session_id)
+        accepted = [(session or self._nobody).accepts(key) for key in _keys(exchange.headers)]
+        if session is None or not any(accepted):
+            raise CallError("authentication", "the session is unknown, or the key is not its key")
+        if session.state == "closed":
+            raise CallError("closed", "the session is closed: its result was reported")
+        return session
+
+
+def _keys(headers: dict[bytes, bytes]) -> list[str]:
+    """The keys that a request presents: clients use either header, and some send both with different values."""
+    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    bearer = [token.strip()] if scheme.lower() == "bearer" else []
+    return [*bearer, *([headers[b"x-api-key"].decode("latin-1")] if b"x-api-key" in headers else [])]
+
+
+def _is_anthropic(route: str, exchange: Exchange) -> bool:
+    return route == _COUNT_TOKENS or b"anthropic-version" in exchange.headers
+
+
+def _need(exchange: Exchange, method: str) -> None:
+    if exchange.method != method and not (method == "GET" and exchange.method == "HEAD"):
+        raise CallError("method_not_allowed", f"{exchange.method} is not served here: use {method}")
+
+
+async def _refuse(exchange: Exchange, dialect: Dialect, error: CallError) -> None:
+    if exchange.gone:
+        return
+    if exchange.streaming:
+        await exchange.write_last(dialect.failure(error, exchange.request_id))
+        await exchange.end()
+        return
+    status, body = dialect.error(error, exchange.request_id)
+    await exchange.respond(status, body, error.headers)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import msgspec
 
 from molt.train.engine.protocol import EngineFinish
-from molt.train.gateway.faults import Fault
+from molt.train.gateway.call_error import CallError
 from molt.train.records.turn import Wire
 
 Message = dict[str, Any]
@@ -99,9 +99,6 @@ class Reply(msgspec.Struct, kw_only=True):
 class ReplyEncoder(Protocol):
     """Writes one reply in a wire's format: either `whole`, or `start`, any number of `events`, `finish`."""
 
-    keepalive: bytes
-    """Bytes that a client counts as life, allowed anywhere between events."""
-
     def whole(self, reply: Reply) -> bytes:
         """The whole JSON body."""
         ...
@@ -118,34 +115,40 @@ class ReplyEncoder(Protocol):
         """The last frames, the terminal one included."""
         ...
 
-    def failure(self, fault: Fault, request_id: str) -> bytes:
-        """The frame that ends a stream by an error."""
-        ...
-
 
 class Dialect(Protocol):
     """One wire: how its requests read, and how its replies are written."""
 
-    wire: Wire
+    @property
+    def wire(self) -> Wire:
+        """Its name in records."""
+        ...
+
     response_prefix: str
     call_prefix: str
+    keepalive: bytes
+    """What clients of a stream count as life, allowed between any two events."""
 
     def parse(self, body: bytes) -> ModelCall:
-        """Read a request. Raises Fault."""
+        """Read a request. Raises CallError."""
         ...
 
     def messages(self, raw: bytes, where: str, count: Count) -> list[Message]:
-        """Convert one of `ModelCall.messages`; `where` is its path in the request. Raises Fault."""
+        """Convert one of `ModelCall.messages`; `where` is its path in the request. Raises CallError."""
         ...
 
     def tools(self, raw: bytes, count: Count) -> list[dict[str, Any]]:
-        """Convert `ModelCall.tools` to function schemas as chat templates take them. Raises Fault."""
+        """Convert `ModelCall.tools` to function schemas as chat templates take them. Raises CallError."""
         ...
 
     def encoder(self, call: ModelCall, token_text: Callable[[int], str]) -> ReplyEncoder:
         """An encoder for the reply to `call`."""
         ...
 
-    def error(self, fault: Fault, request_id: str) -> tuple[int, bytes]:
+    def error(self, error: CallError, request_id: str) -> tuple[int, bytes]:
         """Status and body of an error."""
+        ...
+
+    def failure(self, error: CallError, request_id: str) -> bytes:
+        """The frame that ends a stream by an error."""
         ...

@@ -1,17 +1,18 @@
-"""One HTTP exchange over raw ASGI: the body within its limit, the reply whole or as server-sent events, and whether the
-client is still there."""
+"""One HTTP exchange over raw ASGI: the body within its limit, the reply, and whether the client is still there."""
 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from molt.train.gateway.faults import Fault
+from molt.train.gateway.call_error import CallError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
+
+NO_CONTENT = 204
 
 _JSON = (b"content-type", b"application/json")
 _EVENT_STREAM = (
@@ -44,29 +45,29 @@ class Exchange:
         """The request's body.
 
         Raises:
-            Fault: It is longer than `max_bytes`, compressed, or cut off.
+            CallError: It is longer than `max_bytes`, compressed, or cut off.
         """
         encoding = self.headers.get(b"content-encoding", b"identity")
         if encoding != b"identity":
-            raise Fault("unsupported_media", f"content-encoding {encoding.decode('latin-1')!r} is not accepted")
+            raise CallError("unsupported_media", f"content-encoding {encoding.decode('latin-1')!r} is not accepted")
         length = self.headers.get(b"content-length", b"0")
         parts, size, more = [], int(length) if length.isdigit() else 0, True
         while more and size <= max_bytes:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.gone = True
-                raise Fault("invalid_request", "the body was cut off")
+                raise CallError("invalid_request", "the body was cut off")
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
             size = max(size, sum(map(len, parts)))
         if size > max_bytes:
-            raise Fault("too_large", f"the body is longer than {max_bytes} bytes (gateway.max_body_bytes)")
+            raise CallError("too_large", f"the body is longer than {max_bytes} bytes (gateway.max_body_bytes)")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def respond(self, status: int, body: bytes, headers: Headers = ()) -> None:
         """Send a whole JSON response; to HEAD, its head."""
-        length = (b"content-length", b"%d" % len(body))
-        await self._head(status, [_JSON, length, *headers] if body else [length, *headers])
+        length = [] if status == NO_CONTENT else [(b"content-length", b"%d" % len(body))]
+        await self._head(status, [*([_JSON] if body else []), *length, *headers])
         await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
 
     async def write(self, data: bytes) -> None:
@@ -78,18 +79,23 @@ class Exchange:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._last_write = asyncio.get_running_loop().time()
 
+    async def write_last(self, data: bytes) -> None:
+        """Send the last events. Nothing, and no keep-alive, comes after them."""
+        self._stop_keep_alive()
+        await self.write(data)
+
     async def end(self) -> None:
         """End the stream of events."""
         await self._send({"type": "http.response.body", "body": b""})
 
-    def watch(self, left: Callable[[], None]) -> None:
-        """From now on notice when the client goes away: `gone` turns true, and `left` is called once."""
+    def watch(self, left: Callable[[], Awaitable[None]]) -> None:
+        """From now on notice when the client goes away: `gone` turns true, and `left` runs once."""
 
         async def wait() -> None:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             self.gone = True
-            left()
+            await left()
 
         self._watcher = asyncio.get_running_loop().create_task(wait())
 
@@ -109,11 +115,15 @@ class Exchange:
 
     def close(self) -> None:
         """Stop watching and keeping alive."""
+        self._stop_keep_alive()
+        if self._watcher:
+            self._watcher.cancel()
+
+    def _stop_keep_alive(self) -> None:
         if self._pulse:
             self._pulse.cancel()
-        for task in (self._watcher, self._keepalive):
-            if task:
-                task.cancel()
+        if self._keepalive:
+            self._keepalive.cancel()
 
     async def _head(self, status: int, headers: Headers) -> None:
         request_id = self.request_id.encode()

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import msgspec
 
@@ -12,14 +12,16 @@ from molt.train.config.sections import GatewayConfig
 from molt.train.engine.protocol import EngineChunk, EngineRequest
 from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError
 from molt.train.gateway.call import Content, Dialect, Event, ModelCall, Reasoning, Reply, ToolCall
+from molt.train.gateway.call_error import CallError
 from molt.train.gateway.detokenize import TokenReader
-from molt.train.gateway.faults import Fault
 from molt.train.gateway.prompt import Model, Prompt
 from molt.train.gateway.sampling import effective_sampling
 from molt.train.gateway.sessions import Session
 from molt.train.gateway.turns import TurnNode
 from molt.train.records.turn import TurnStatus
 
+UNKNOWN_VERSION = -1
+"""Of tokens whose generation was cut before the engine said which version sampled them."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Between two tries at a dead engine, doubling."""
 
@@ -52,12 +54,12 @@ class Run:
         """Check that the prompt leaves room, and choose the sampling.
 
         Raises:
-            Fault: The prompt fills the context window.
+            CallError: The prompt fills the context window.
         """
         room = model.max_model_len - len(prompt.token_ids)
         if room < 1:
             length = len(prompt.token_ids)
-            raise Fault("prompt_too_long", f"prompt is too long: {length} tokens > {model.max_model_len} maximum")
+            raise CallError("prompt_too_long", f"prompt is too long: {length} tokens > {model.max_model_len} maximum")
         if prompt.match.parent:
             prompt.match.parent.continued = True
         self.turn_id = secrets.token_hex(12)
@@ -86,11 +88,11 @@ class Run:
         self._request_id = self.turn_id
         self._aborted = asyncio.Event()
 
-    async def steps(self) -> AsyncIterator[Step]:
+    async def steps(self) -> AsyncGenerator[Step]:
         """Sample, record, and yield what was sampled.
 
         Raises:
-            Fault: The engine failed or is overloaded, or the generation was aborted.
+            CallError: The engine failed or is overloaded, or the generation was aborted.
         """
         last = None
         with self._session.running(self):
@@ -107,15 +109,20 @@ class Run:
             except EngineError as error:
                 self._record("failed", "error")
                 self._session.count("engine_failed")
-                raise _engine_fault(error) from error
+                raise _call_error(error) from error
             finally:
                 if self._node is None:
                     self._record("aborted", "abort")
                     await self._model.engine.abort(self._request_id)
         yield last
 
+    @property
+    def recorded(self) -> bool:
+        """Whether the turn is in the tree: nothing more will be sampled."""
+        return self._node is not None
+
     async def abort(self) -> None:
-        """Have the engine stop; `steps` then ends in a Fault, the turn recorded as aborted."""
+        """Have the engine stop; `steps` then ends in a CallError, the turn recorded as aborted."""
         self._aborted.set()
         await self._model.engine.abort(self._request_id)
 
@@ -190,7 +197,7 @@ class Run:
         if chunk.finish_reason == "abort":
             self._record("aborted", "abort")
             kind = "closed" if self._session.state == "closed" else "engine"
-            raise Fault(kind, "the session is closed" if kind == "closed" else "the generation was aborted")
+            raise CallError(kind, "the session is closed" if kind == "closed" else "the generation was aborted")
         reply = self.reply
         reply.finish_reason = chunk.finish_reason or "stop"
         reply.stop_string = chunk.stop_string
@@ -225,20 +232,20 @@ class Run:
             context_ids=array("i", prompt.context_ids),
             token_ids=array("i", reply.token_ids),
             logprobs=array("d", reply.logprobs),
-            versions=array("i", self._versions),
+            versions=array("i", self._versions + [UNKNOWN_VERSION] * (len(reply.token_ids) - len(self._versions))),
             finish_reason=finish_reason,
             status=status,
         )
         tree = self._session.tree
         if status != "undelivered":
             tree.add(node)
-        elif fork := tree.publish(node, prompt.token_ids, prompt.state, reply, self._call.prefill):
+        elif fork := tree.publish(node, prompt.token_ids, prompt.path, reply, self._call.prefill):
             self._session.count(fork)
 
 
-def _engine_fault(error: EngineError) -> Fault:
+def _call_error(error: EngineError) -> CallError:
     if isinstance(error, EngineOverloadedError):
-        return Fault("overloaded", "the engine takes no more requests now")
+        return CallError("overloaded", "the engine takes no more requests now")
     if isinstance(error, EngineDeadError):
-        return Fault("overloaded", "the engine is gone, and was not back in time")
-    return Fault("engine", f"the engine failed: {error}")
+        return CallError("overloaded", "the engine is gone, and was not back in time")
+    return CallError("engine", f"the engine failed: {error}")

@@ -8,7 +8,8 @@ Every distinct message is converted and digested once a session: a request whose
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -34,52 +35,70 @@ class Tools(msgspec.Struct, frozen=True):
     schemas: list[dict[str, Any]]
 
 
-class IssuedCall(msgspec.Struct, frozen=True, gc=False):
-    """Which turn issued a tool call, and the digest of that turn's reply."""
+class IssuedReply(msgspec.Struct, frozen=True, gc=False):
+    """A reply of ours that has tool calls."""
 
     turn_id: str
     digest: bytes
     text: str
-    """The text that the client was shown beside the calls, stripped."""
+    """What the client was shown beside the calls, stripped."""
     num_calls: int
+
+
+class Paths:
+    """Numbers for sequences of messages: equal sequences have equal numbers, the empty one 0."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, bytes], int] = {}
+
+    def after(self, path: int, digest: bytes) -> int:
+        """The sequence `path` with one more message."""
+        return self._numbers.setdefault((path, digest), len(self._numbers) + 1)
 
 
 class History:
     """The messages of one request."""
 
-    def __init__(self, links: Sequence[Sequence[Link]], convert: Callable[[int], list[Message]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[Link]], paths: Paths, convert: Callable[[int], list[Message]]) -> None:
         """Take the links of each message as the client sent it, and how to convert the message at an index."""
-        self.links = [link for group in links for link in group]
-        self._origin = [index for index, group in enumerate(links) for _ in group]
-        self._num_sent = len(links)
+        self._groups = groups
         self._convert = convert
+        self.links = [link for group in groups for link in group]
         self.num_system = next((i for i, link in enumerate(self.links) if link.role != "system"), len(self.links))
-        self.system = chain(b"", self.links[: self.num_system])[-1]
-        self.states = chain(b"", self.links[self.num_system :])[1:]
-        """Chained digest after each link behind the leading system messages."""
+        self.system = 0
+        """Path of the leading system messages."""
+        for link in self.links[: self.num_system]:
+            self.system = paths.after(self.system, link.digest)
+        self.paths = [0]
+        """Path after 0, 1, ... of the links behind the leading system messages."""
+        for link in self.links[self.num_system :]:
+            self.paths.append(paths.after(self.paths[-1], link.digest))
 
     @property
-    def state(self) -> bytes:
-        """Chained digest of the whole request, leading system messages left out."""
-        return self.states[-1] if self.states else b""
+    def has_reply(self) -> bool:
+        """Whether an assistant has spoken."""
+        return any(link.role == "assistant" for link in self.links)
 
     def messages(self, after: int = -1) -> list[Message]:
         """The converted messages behind the link at index `after`; all by default."""
-        start = 0 if after < 0 else self._origin[after] + 1
-        return [message for index in range(start, self._num_sent) for message in self._convert(index)]
+        sent = 0
+        while after >= 0:
+            after -= len(self._groups[sent])
+            sent += 1
+        return [message for index in range(sent, len(self._groups)) for message in self._convert(index)]
 
 
 class MessageCache:
     """The digests of every distinct message and tool list that a session has sent."""
 
     def __init__(self) -> None:
-        self._links: dict[tuple[Wire, bytes], tuple[Link, ...]] = {}
-        self._tools: dict[tuple[Wire, bytes], Tools] = {}
-        self.issued: dict[str, IssuedCall] = {}
-        """Tool-call id to the turn that issued it."""
+        self.paths = Paths()
+        self._links: defaultdict[Wire, dict[bytes, tuple[Link, ...]]] = defaultdict(dict)
+        self._tools: defaultdict[Wire, dict[bytes, Tools]] = defaultdict(dict)
+        self._issued: dict[str, IssuedReply] = {}
 
     def history(self, call: ModelCall, dialect: Dialect, count: Count) -> History:
-        """The history of a request. Raises Fault where one of its messages is malformed."""
+        """The history of a request. Raises CallError where one of its messages is malformed."""
         converted: dict[int, list[Message]] = {}
 
         def convert(index: int) -> list[Message]:
@@ -88,53 +107,43 @@ class MessageCache:
                 converted[index] = dialect.messages(call.messages[index], where, count)
             return converted[index]
 
-        links = []
+        known = self._links[dialect.wire]
         for index, raw in enumerate(call.messages):
-            known = self._links.get((dialect.wire, raw))
-            if known is None:
-                known = tuple(self._link(message, count) for message in convert(index))
-                self._links[dialect.wire, raw] = known
-            links.append(known)
-        return History(links, convert)
+            if raw not in known:
+                known[raw] = tuple(self._link(message, count) for message in convert(index))
+        return History([known[raw] for raw in call.messages], self.paths, convert)
 
     def tools(self, call: ModelCall, dialect: Dialect, count: Count) -> Tools:
-        """The tools of a request. Raises Fault where one is malformed."""
-        known = self._tools.get((dialect.wire, call.tools))
-        if known is None:
+        """The tools of a request. Raises CallError where one is malformed."""
+        known = self._tools[dialect.wire]
+        if call.tools not in known:
             schemas = dialect.tools(call.tools, count)
-            known = self._tools[dialect.wire, call.tools] = Tools(digest_of(schemas), schemas)
-        return known
+            known[call.tools] = Tools(digest_of(schemas), schemas)
+        return known[call.tools]
+
+    def issue(self, turn_id: str, text: str, calls: Sequence[ToolCall]) -> bytes:
+        """Know a reply of ours again by the ids of its calls. Returns its digest."""
+        digest = _assistant_digest(text, [(call.name, msgspec.json.decode(call.arguments)) for call in calls])
+        reply = IssuedReply(turn_id, digest, text.strip(), len(calls))
+        self._issued.update((call.call_id, reply) for call in calls)
+        return digest
 
     def _link(self, message: Message, count: Count) -> Link:
         role, text, calls = message["role"], message["content"], message.get("tool_calls", ())
         if role != "assistant":
             return Link(role, digest_of([role, text]))
         text = _without_reasoning(text)
-        digest = assistant_digest(text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls])
-        turns = {self.issued.get(call["id"]) for call in calls}
-        turn = turns.pop() if len(turns) == 1 else None
-        if turn is None or len(calls) != turn.num_calls:
+        digest = _assistant_digest(text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls])
+        replies = {self._issued.get(call["id"]) for call in calls}
+        reply = replies.pop() if len(replies) == 1 else None
+        if reply is None or len(calls) != reply.num_calls:
             return Link(role, digest)
-        if text.strip() not in ("", turn.text):
-            count("assistant_text_edited")
+        if text.strip() not in ("", reply.text):
+            count("reply_text_edited")
             return Link(role, digest)
-        if digest != turn.digest:
-            count("echoed_call_differs")
-        return Link(role, turn.digest, turn.turn_id)
-
-
-def chain(state: bytes, links: Sequence[Link]) -> list[bytes]:
-    """The running digest: `state`, then after each link."""
-    states = [state]
-    for link in links:
-        state = extend(state, link.digest)
-        states.append(state)
-    return states
-
-
-def extend(state: bytes, digest: bytes) -> bytes:
-    """The running digest after one more message."""
-    return hashlib.sha256(state + digest).digest()
+        if digest != reply.digest:
+            count("echo_differs")
+        return Link(role, reply.digest, reply.turn_id)
 
 
 def digest_of(value: Any) -> bytes:
@@ -142,15 +151,8 @@ def digest_of(value: Any) -> bytes:
     return hashlib.sha256(_encode(value)).digest()
 
 
-def assistant_digest(text: str, calls: Sequence[tuple[str, Any]]) -> bytes:
-    """Digest of an assistant message from its text and the name and arguments of its calls."""
-    return digest_of(["assistant", text.strip(), calls])
-
-
-def reply_calls(calls: Sequence[ToolCall]) -> list[tuple[str, Any]]:
-    """Name and parsed arguments of the calls of a reply."""
-    return [(call.name, msgspec.json.decode(call.arguments)) for call in calls]
-
+def _assistant_digest(text: str, calls: Iterable[tuple[str, Any]]) -> bytes:
+    return digest_of(["assistant", text.strip(), list(calls)])
 
 
 def _without_reasoning(text: str) -> str:

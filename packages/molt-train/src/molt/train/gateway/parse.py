@@ -6,8 +6,8 @@ Rules of the view, the same however the text is cut into pieces:
 
 - Reasoning is what a leading `<think>` opens, without the newlines at its ends. Marks inside it are reasoning.
 - White space between reasoning, text and tool calls is dropped.
-- A tool call is shown when it is whole and its JSON valid: clients' SDKs raise on a stream of broken arguments. One that
-  is not becomes text. `</tool_call>` inside a JSON string does not end it.
+- A tool call is shown when it is whole and its JSON valid: clients' SDKs raise on a stream of broken arguments. One
+  that is not becomes text. `</tool_call>` inside a JSON string does not end it.
 - Text after a tool call is not shown.
 """
 

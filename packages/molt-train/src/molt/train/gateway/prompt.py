@@ -8,8 +8,8 @@ import msgspec
 
 from molt.train.engine.protocol import Engine
 from molt.train.gateway.call import Dialect, Message, ModelCall
-from molt.train.gateway.faults import Fault
-from molt.train.gateway.history import digest_of, extend
+from molt.train.gateway.call_error import CallError
+from molt.train.gateway.history import digest_of
 from molt.train.gateway.parse import Parser
 from molt.train.gateway.render import Renderer, RenderError
 from molt.train.gateway.sessions import Session
@@ -37,10 +37,10 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
     match: Match
     frame: Frame
-    state: bytes
-    """Chained digest of the request's messages."""
-    request: bytes
-    """Chained digest of the request, the given beginning of the reply included."""
+    path: int
+    """Of the request's messages."""
+    request: int
+    """The same, with the beginning of the reply where the client gave one."""
     context_ids: list[int]
     token_ids: list[int]
     """The whole prompt: the parent's row, then `context_ids`."""
@@ -51,7 +51,7 @@ async def prepare(model: Model, session: Session, call: ModelCall, dialect: Dial
     """Find what the call continues, and make its prompt. Records nothing.
 
     Raises:
-        Fault: A message or a tool is malformed, or the template cannot render them.
+        CallError: A message or a tool is malformed, or the template cannot render them.
     """
     cache, renderer = session.tree.messages, model.renderer
     tools = cache.tools(call, dialect, session.count)
@@ -72,15 +72,15 @@ async def prepare(model: Model, session: Session, call: ModelCall, dialect: Dial
         try:
             context_ids = await _render(renderer.first_prompt, history.messages(), tools.schemas, call)
         except RenderError as error:
-            raise Fault("invalid_request", str(error), param="messages") from error
+            raise CallError("invalid_request", str(error), param="messages") from error
     opens_reasoning = renderer.decode(context_ids[-_OPENING_TOKENS:]).rstrip().endswith(model.parser.opens_reasoning)
     if call.prefill:
         context_ids += renderer.encode(call.prefill)
     return Prompt(
         match=match,
         frame=frame,
-        state=history.state,
-        request=extend(history.state, digest_of(call.prefill)) if call.prefill else history.state,
+        path=history.paths[-1],
+        request=cache.paths.after(history.paths[-1], digest_of(call.prefill)) if call.prefill else history.paths[-1],
         context_ids=context_ids,
         token_ids=session.tree.prompt(match.parent, context_ids),
         opens_reasoning=opens_reasoning and not call.prefill,

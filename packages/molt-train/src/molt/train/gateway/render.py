@@ -80,7 +80,9 @@ class ChatRenderer:
         try:
             self.first_prompt([{"role": "user", "content": "a"}], [], {})
         except RenderError as error:
-            raise ConfigError(f"model.path {str(model_path)!r}: {error}; give a model whose template is whole") from None
+            raise ConfigError(
+                f"model.path {str(model_path)!r}: {error}; give a model whose template is whole"
+            ) from None
         terminator = self._probe_delta()
         if terminator in self.control_tokens.values():
             self.end_token_ids |= {terminator}
@@ -102,6 +104,23 @@ class ChatRenderer:
             raise RenderError("the chat template does not write an assistant's text as it is")
         return self._encode_template(parts[1])
 
+    def reply(self, history: Sequence[Message], message: Message, tools: list[dict[str, Any]]) -> list[int]:
+        """Token ids of an assistant's `message` after `history` as the policy would sample them, end token included.
+
+        Raises:
+            RenderError: The template does not write the message behind its own generation prompt, or ends it by none
+                of `end_token_ids`.
+        """
+        prompt = self._render(history, tools, {})
+        whole = self._render([*history, message], tools, {}, add_generation_prompt=False)
+        if not whole.startswith(prompt):
+            raise RenderError("the chat template does not write a reply behind its own generation prompt")
+        token_ids = self._encode_template(whole[len(prompt) :])
+        end = next((index for index, token_id in enumerate(token_ids) if token_id in self.end_token_ids), None)
+        if end is None:
+            raise RenderError("the chat template does not end a reply by an end token of the model")
+        return token_ids[: end + 1]
+
     def count(self, messages: Sequence[Message], tools: list[dict[str, Any]]) -> int:
         """Length of the first prompt in tokens. Raises RenderError."""
         return len(self.first_prompt(messages, tools, {}))
@@ -117,15 +136,14 @@ class ChatRenderer:
     def _load(self, path: str) -> None:
         try:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
-            generation_file = cached_file(
-                path, "generation_config.json", _raise_exceptions_for_missing_entries=False
-            )
+            generation_file = cached_file(path, "generation_config.json", _raise_exceptions_for_missing_entries=False)
         except (OSError, ValueError, TypeError) as error:
             reason = str(error).partition("\n")[0]
             raise ConfigError(f"model.path {path!r} has no fast tokenizer (tokenizer.json): {reason}") from None
         if not tokenizer.chat_template:
             raise ConfigError(
-                f"model.path {path!r} has no chat template: add chat_template to tokenizer_config.json, or use a chat model"
+                f"model.path {path!r} has no chat template: "
+                "add chat_template to tokenizer_config.json, or use a chat model"
             )
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
@@ -163,7 +181,12 @@ class ChatRenderer:
             return False
 
     def _render(
-        self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
+        self,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]],
+        template_kwargs: dict[str, Any],
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
         if taken := _RESERVED & template_kwargs.keys():
             raise RenderError(f"{min(taken)!r} is no argument of a chat template")
@@ -174,7 +197,7 @@ class ChatRenderer:
                 self._guard(list(messages)),
                 tools=self._guard(tools) or None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 **template_kwargs,
             )
         except _TEMPLATE_ERRORS as error:
@@ -196,7 +219,7 @@ class ChatRenderer:
 
 
 def _fold_late_system(messages: Sequence[Message]) -> list[Message]:
-    """Put system messages behind the first place into the neighbouring user turn, where the model reads them in order."""
+    """Put system messages behind the first place into the neighbouring user turn, in the order sent."""
     folded: list[Message] = []
     for index, message in enumerate(messages):
         late = message["role"] == "system" and index > 0

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 from molt.agents.protocol import SamplingParams
-
 from molt.train.gateway.turns import TurnTree
 from molt.train.records.turn import Turn
 
@@ -78,7 +77,11 @@ class Session:
                 self._idle.set()
 
     async def close(self) -> None:
-        """Refuse further calls, abort those in flight, and wait until they are recorded."""
+        """Refuse further calls, abort those in flight, and wait until they are recorded.
+
+        Raises:
+            TimeoutError: A generation did not end within `CLOSE_LIMIT_S`.
+        """
         self.state = "closed"
         if not self._running:
             return
@@ -122,6 +125,7 @@ class Sessions:
 
         Raises:
             KeyError: The session is unknown.
+            TimeoutError: A generation did not end within `CLOSE_LIMIT_S`; the session is closed all the same.
         """
         session = self._sessions[session_id]
         await session.close()

@@ -1,7 +1,7 @@
 """The turn tree of a session: every model call, each storing only the tokens that it adds.
 
-A turn's token row is its parent's row, its context, its sampled tokens. A request extends the longest recorded path that
-its messages begin with; what it changes earlier than that opens a row of its own, with the reason recorded.
+A turn's token row is its parent's row, its context, its sampled tokens. A request extends the longest recorded path
+that its messages begin with; what it changes earlier than that opens a row of its own, with the reason recorded.
 """
 
 from array import array
@@ -11,16 +11,17 @@ from typing import Any
 import msgspec
 
 from molt.train.gateway.call import Reply
-from molt.train.gateway.history import History, IssuedCall, MessageCache, assistant_digest, extend, reply_calls
+from molt.train.gateway.history import History, MessageCache
 from molt.train.records.turn import Turn, TurnStatus, Wire
 
 _MAX_CACHED_ROWS = 4
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """What stands before the messages of a prompt: digests of the system text and of the tools."""
+    """What stands before the messages of a prompt."""
 
-    system: bytes
+    system: int
+    """Path of the leading system messages."""
     tools: bytes
     has_tools: bool
 
@@ -33,15 +34,15 @@ class TurnNode(msgspec.Struct, kw_only=True, eq=False, gc=False):
     parent: "TurnNode | None"
     opened_by: str | None
     frame: Frame
-    request: bytes
-    """Chained digest of the request: equal for samples of one request."""
+    request: int
+    """Path of the request's messages: equal, under one frame, for samples of one request."""
     response_id: str
     sampling: dict[str, Any]
     prompt_length: int
-    context_ids: array[int]
-    token_ids: array[int]
-    logprobs: array[float]
-    versions: array[int]
+    context_ids: "array[int]"
+    token_ids: "array[int]"
+    logprobs: "array[float]"
+    versions: "array[int]"
     finish_reason: str
     status: TurnStatus = "undelivered"
     continued: bool = False
@@ -67,8 +68,8 @@ class TurnTree:
     def __init__(self) -> None:
         self.nodes: list[TurnNode] = []
         self.messages = MessageCache()
-        self._by_path: dict[bytes, TurnNode] = {}
-        self._requests: set[tuple[bytes, Frame]] = set()
+        self._by_path: dict[int, TurnNode] = {}
+        self._requests: set[tuple[int, Frame]] = set()
         self._rows: OrderedDict[str, list[int]] = OrderedDict()
         self._has_root = False
 
@@ -78,7 +79,7 @@ class TurnTree:
         changed = None
         for index in range(len(history.links) - 1, history.num_system - 1, -1):
             link = history.links[index]
-            twins = self._twins(history.states[index - history.num_system]) if link.role == "assistant" else []
+            twins = self._twins(history.paths[index - history.num_system + 1]) if link.role == "assistant" else []
             if candidates := [node for node in twins if node.frame == frame]:
                 return Match(parent=_likeliest(candidates, link.turn_id, named), last_link=index)
             if twins and changed is None:
@@ -93,19 +94,16 @@ class TurnTree:
         """Record a turn that no request can continue, since its client was never given the whole of it."""
         self.nodes.append(node)
 
-    def publish(self, node: TurnNode, prompt: list[int], state: bytes, reply: Reply, prefill: str = "") -> str | None:
-        """Record a turn that requests can continue. `state` is the chained digest of the messages it answers.
+    def publish(self, node: TurnNode, prompt: list[int], path: int, reply: Reply, prefill: str = "") -> str | None:
+        """Record a turn that requests can continue. `path` is that of the messages it answers.
 
         Returns:
-            What to count it under, where it is not the only continuation of its parent, or not the first row.
+            What to count it under where it is not the first to continue its parent.
         """
         self.nodes.append(node)
         fork = self._fork(node)
-        text = prefill + reply.content
-        digest = assistant_digest(text, reply_calls(reply.calls))
-        issued = IssuedCall(node.turn_id, digest, text.strip(), len(reply.calls))
-        self.messages.issued.update((call.call_id, issued) for call in reply.calls)
-        path = extend(state, digest)
+        digest = self.messages.issue(node.turn_id, prefill + reply.content, reply.calls)
+        path = self.messages.paths.after(path, digest)
         node.twin = self._by_path.get(path)
         self._by_path[path] = node
         self._requests.add((node.request, node.frame))
@@ -141,23 +139,22 @@ class TurnTree:
 
     def _fork(self, node: TurnNode) -> str | None:
         if node.parent is None:
-            first, self._has_root = not self._has_root, True
-            if first:
-                node.opened_by = "start"
-            return None if first else f"opened_{node.opened_by}"
+            if not self._has_root:
+                self._has_root, node.opened_by = True, "start"
+            return None
         first, node.parent.has_child = not node.parent.has_child, True
         if first:
             return None
-        return "forked_resampled" if (node.request, node.frame) in self._requests else "forked_branched"
+        return "forks.resampled" if (node.request, node.frame) in self._requests else "forks.branched"
 
     def _reason(self, history: History, frame: Frame) -> str:
         if not self._has_root:
             return "start"
-        if any(link.role == "assistant" for link in history.links):
+        if history.has_reply:
             return "history_rewritten"
-        return "resampled" if (history.state, frame) in self._requests else "new_conversation"
+        return "resampled" if (history.paths[-1], frame) in self._requests else "new_conversation"
 
-    def _twins(self, path: bytes) -> list[TurnNode]:
+    def _twins(self, path: int) -> list[TurnNode]:
         """Turns whose path reads the same, the latest first."""
         twins, node = [], self._by_path.get(path)
         while node:

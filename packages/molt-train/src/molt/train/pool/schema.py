@@ -147,6 +147,4 @@ def _closed_on_error(db: sqlite3.Connection, path: Path) -> Iterator[None]:
 def _check_version(db: sqlite3.Connection, path: Path) -> None:
     (found,) = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone() or ("none",)
     if found != str(SCHEMA_VERSION):
-        raise ConfigError(
-            f"ledger {str(path)!r} has schema version {found}, not {SCHEMA_VERSION}; give a new run.dir"
-        )
+        raise ConfigError(f"ledger {str(path)!r} has schema version {found}, not {SCHEMA_VERSION}; give a new run.dir")

@@ -2,6 +2,6 @@
 
 from molt.train.server.app import Desk, create_app
 from molt.train.server.errors import ApiError
-from molt.train.server.listen import HttpServer, bind
+from molt.train.server.listen import HttpServer, bind, origin
 
-__all__ = ["ApiError", "Desk", "HttpServer", "bind", "create_app"]
+__all__ = ["ApiError", "Desk", "HttpServer", "bind", "create_app", "origin"]

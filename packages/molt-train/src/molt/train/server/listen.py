@@ -36,11 +36,13 @@ def bind(host: str, port: int, *, token: str) -> socket.socket:
         raise ConfigError(
             f"{where}: no such address ({error.strerror}); give a name or an IP of this machine"
         ) from None
-    family, _, _, _, address = found[0]
+    family, kind, protocol, _, address = found[0]
     if not token and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise ConfigError(f"{where}: other machines can reach this address; set server.token, or use 127.0.0.1")
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, kind, protocol)
     try:
+        # Inherited by the connections: an answer written in two parts must not wait 40 ms for the first one's ACK.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
@@ -60,7 +62,7 @@ class HttpServer:
     """
 
     def __init__(self, app: ASGIApp, sock: socket.socket) -> None:
-        self.url = _origin(sock)
+        self.url = origin(sock)
         self._sock = sock
         self._server = _EmbeddedServer(
             uvicorn.Config(
@@ -84,7 +86,8 @@ class HttpServer:
         await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if self._task.done():
-            raise RunError("the HTTP server ended as it started") from self._task.exception()
+            error = self._task.exception()
+            raise RunError(f"the HTTP server at {self.url} did not start: {error}") from error
 
     async def stop(self, *, grace_s: int = 5) -> None:
         """Take no more requests, let those under way end within `grace_s` seconds, and close every connection."""
@@ -112,7 +115,8 @@ class _EmbeddedServer(uvicorn.Server):
         yield
 
 
-def _origin(sock: socket.socket) -> str:
+def origin(sock: socket.socket) -> str:
+    """`http://host:port` of a bound socket, for clients on this machine."""
     host, port, *_ = sock.getsockname()
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.is_unspecified:

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from molt.train.gateway.faults import Fault
+from molt.train.gateway.call_error import CallError
 
 _T = TypeVar("_T")
 _AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
@@ -15,7 +15,7 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes, where: str = "") -> _
     """The decoded body. `where` is the path of `body` in the request.
 
     Raises:
-        Fault: The body is no JSON, or a field has the wrong type; `param` is its path.
+        CallError: The body is no JSON, or a field has the wrong type; `param` is its path.
     """
     try:
         return decoder.decode(body)
@@ -23,11 +23,13 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes, where: str = "") -> _
         message = str(error)
         found = _AT.search(message)
         param = join(where, found[1]) if found else where
-        raise Fault("invalid_request", message[: found.start()] if found else message, param=param or None) from None
+        raise CallError(
+            "invalid_request", message[: found.start()] if found else message, param=param or None
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Fault("invalid_request", f"the body is not valid JSON: {error}", param=where or None) from None
+        raise CallError("invalid_request", f"the body is not valid JSON: {error}", param=where or None) from None
     except RecursionError:
-        raise Fault("invalid_request", "the body is nested too deeply", param=where or None) from None
+        raise CallError("invalid_request", "the body is nested too deeply", param=where or None) from None
 
 
 def join(where: str, path: str) -> str:

@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions: requests in, whole replies and streams of chunks out."""
+"""OpenAI Chat Completions: requests in."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -6,22 +6,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from molt.train.gateway.call import (
-    Content,
-    Count,
-    Event,
-    Message,
-    ModelCall,
-    Reasoning,
-    Reply,
-    SamplingWishes,
-    ToolCall,
-)
-from molt.train.gateway.faults import Fault
+from molt.train.gateway.call import Count, Message, ModelCall, SamplingWishes
+from molt.train.gateway.call_error import CallError
 from molt.train.gateway.wires.body import arguments_of, decode, present
+from molt.train.gateway.wires.chat_reply import ChatCall, ChatEncoder
 from molt.train.gateway.wires.openai_error import openai_error
 
-_encode = msgspec.json.Encoder().encode
 _NULL = Raw(b"null")
 _ROLES = {"developer": "system", "function": "tool"}
 
@@ -107,15 +97,6 @@ class _Message(Struct):
     reasoning_content: str | None = None
 
 
-class ChatCall(ModelCall, frozen=True, kw_only=True):
-    """A Chat Completions request."""
-
-    include_usage: bool = False
-    logprobs: bool = False
-    names_tool: bool = False
-    """`tool_choice` names a function: a reply that calls it ends with `stop`."""
-
-
 _decode_request = msgspec.json.Decoder(_Request)
 _decode_message = msgspec.json.Decoder(_Message)
 _decode_tools = msgspec.json.Decoder(list[_Tool] | None)
@@ -128,6 +109,7 @@ class ChatDialect:
     wire: Literal["chat"] = "chat"
     response_prefix = "chatcmpl-"
     call_prefix = "call_"
+    keepalive = b": keep-alive\n\n"
 
     def parse(self, body: bytes) -> ChatCall:
         """See `Dialect.parse`."""
@@ -139,7 +121,7 @@ class ChatDialect:
         if isinstance(choice, _ToolChoice) and choice.function is not None:
             self._check_named(choice.function.name, tools)
         elif mode not in ("auto", "none", "required", "allowed_tools"):
-            raise Fault("invalid_request", f"tool_choice {mode!r} is not served", param="tool_choice")
+            raise CallError("invalid_request", f"tool_choice {mode!r} is not served", param="tool_choice")
         return ChatCall(
             model=request.model,
             messages=[bytes(raw) for raw in request.messages],
@@ -176,119 +158,44 @@ class ChatDialect:
         schemas = []
         for index, tool in enumerate(decode(_decode_tools, raw, "tools") or ()):
             if tool.type != "function" or tool.function is None:
-                raise Fault("invalid_request", f"tools of type {tool.type!r} are not served", param=f"tools[{index}]")
+                raise CallError(
+                    "invalid_request", f"tools of type {tool.type!r} are not served", param=f"tools[{index}]"
+                )
             schemas.append({"type": "function", "function": _without_none(tool.function)})
         return schemas
 
-    def encoder(self, call: ModelCall, token_text: Callable[[int], str]) -> "ChatEncoder":
+    def encoder(self, call: ModelCall, token_text: Callable[[int], str]) -> ChatEncoder:
         """See `Dialect.encoder`."""
         assert isinstance(call, ChatCall)
         return ChatEncoder(call, token_text)
 
-    def error(self, fault: Fault, request_id: str) -> tuple[int, bytes]:
+    def error(self, error: CallError, request_id: str) -> tuple[int, bytes]:
         """See `Dialect.error`."""
-        return openai_error(fault, request_id)
+        return openai_error(error, request_id)
+
+    def failure(self, error: CallError, request_id: str) -> bytes:
+        """See `Dialect.failure`."""
+        return b"data: " + openai_error(error, request_id)[1] + b"\n\n"
 
     def _check_named(self, name: str, tools: bytes) -> None:
         if name not in [tool["function"]["name"] for tool in self.tools(tools, lambda _: None)]:
-            raise Fault("invalid_request", f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
-
-
-class ChatEncoder:
-    """Writes the reply to one Chat Completions request."""
-
-    keepalive = b": keep-alive\n\n"
-
-    def __init__(self, call: ChatCall, token_text: Callable[[int], str]) -> None:
-        self._call = call
-        self._token_text = token_text
-        self._head = b""
-        self._num_calls = 0
-        self._unsent: list[dict[str, Any]] = []
-
-    def whole(self, reply: Reply) -> bytes:
-        """See `ReplyEncoder.whole`."""
-        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
-        if reply.reasoning:
-            message |= {"reasoning": reply.reasoning, "reasoning_content": reply.reasoning}
-        if reply.calls:
-            message["tool_calls"] = [
-                {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in reply.calls
-            ]
-        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": self._finish_reason(reply)}
-        choice["logprobs"] = self._logprobs(reply.token_ids, reply.logprobs) if self._call.logprobs else None
-        body = {"id": reply.response_id, "object": "chat.completion", "created": reply.created, "model": reply.model}
-        return _encode(body | {"choices": [choice], "usage": _usage(reply), "system_fingerprint": None})
-
-    def start(self, reply: Reply) -> bytes:
-        """See `ReplyEncoder.start`."""
-        shared = {"id": reply.response_id, "object": "chat.completion.chunk", "created": reply.created}
-        self._head = b"data: " + _encode(shared | {"model": reply.model})[:-1]
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def events(self, events: list[Event], token_ids: list[int], logprobs: list[float]) -> bytes:
-        """See `ReplyEncoder.events`."""
-        if self._call.logprobs:
-            self._unsent += self._logprobs(token_ids, logprobs)["content"]
-        return b"".join([self._event(event) for event in events])
-
-    def finish(self, reply: Reply) -> bytes:
-        """See `ReplyEncoder.finish`."""
-        frames = self._chunk({}, self._finish_reason(reply))
-        if self._call.include_usage:
-            frames += self._head + b',"choices":[],"usage":' + _encode(_usage(reply)) + b"}\n\n"
-        return frames + b"data: [DONE]\n\n"
-
-    def failure(self, fault: Fault, request_id: str) -> bytes:
-        """See `ReplyEncoder.failure`."""
-        return b"data: " + openai_error(fault, request_id)[1] + b"\n\n"
-
-    def _event(self, event: Event) -> bytes:
-        match event:
-            case Content(text):
-                return self._chunk({"content": text})
-            case Reasoning(text):
-                return self._chunk({"reasoning": text, "reasoning_content": text})
-            case ToolCall(name, arguments, call_id):
-                index, self._num_calls = self._num_calls, self._num_calls + 1
-                opening = {"index": index, "id": call_id, "type": "function"}
-                opening["function"] = {"name": name, "arguments": ""}
-                rest = {"index": index, "function": {"arguments": arguments}}
-                return self._chunk({"tool_calls": [opening]}) + self._chunk({"tool_calls": [rest]})
-
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        if self._unsent:
-            choice["logprobs"], self._unsent = {"content": self._unsent, "refusal": None}, []
-        return self._head + b',"choices":[' + _encode(choice) + b"]}\n\n"
-
-    def _finish_reason(self, reply: Reply) -> str:
-        if reply.calls and reply.finish_reason == "stop" and not self._call.names_tool:
-            return "tool_calls"
-        return reply.finish_reason
-
-    def _logprobs(self, token_ids: list[int], logprobs: list[float]) -> dict[str, Any]:
-        texts = [self._token_text(token_id) for token_id in token_ids]
-        content = [
-            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, logprob in zip(texts, logprobs, strict=True)
-        ]
-        return {"content": content, "refusal": None}
+            raise CallError(
+                "invalid_request", f"tool_choice names {name!r}, which is not in tools", param="tool_choice"
+            )
 
 
 def _refuse_unserved(request: _Request) -> None:
     if not request.messages:
-        raise Fault("invalid_request", "messages is empty: send at least one", param="messages")
+        raise CallError("invalid_request", "messages is empty: send at least one", param="messages")
     if request.n not in (None, 1):
-        raise Fault("invalid_request", f"n is {request.n}: one choice a call is served; call again", param="n")
+        raise CallError("invalid_request", f"n is {request.n}: one choice a call is served; call again", param="n")
     if request.top_logprobs:
-        raise Fault("invalid_request", "top_logprobs above 0 is not served", param="top_logprobs")
+        raise CallError("invalid_request", "top_logprobs above 0 is not served", param="top_logprobs")
     if request.logit_bias:
-        raise Fault("invalid_request", "logit_bias is not served", param="logit_bias")
+        raise CallError("invalid_request", "logit_bias is not served", param="logit_bias")
     if request.response_format is not None and request.response_format.type != "text":
         kind = request.response_format.type
-        raise Fault("invalid_request", f"response_format {kind!r} is not served", param="response_format")
+        raise CallError("invalid_request", f"response_format {kind!r} is not served", param="response_format")
 
 
 def _wishes(request: _Request) -> SamplingWishes:
@@ -324,7 +231,9 @@ def _text(content: str | list[_Part] | None, where: str) -> str:
         if text is None:
             field = "image_url.url" if part.type == "image_url" else "type"
             param = f"{where}.content[{index}].{field}"
-            raise Fault("invalid_request", f"the model reads text only, not parts of type {part.type!r}", param=param)
+            raise CallError(
+                "invalid_request", f"the model reads text only, not parts of type {part.type!r}", param=param
+            )
         texts.append(text)
     return "\n".join(texts)
 
@@ -337,14 +246,3 @@ def _call(call: _Call) -> dict[str, Any]:
 
 def _without_none(function: _Function) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(function).items() if value is not None}
-
-
-def _usage(reply: Reply) -> dict[str, Any]:
-    num_sampled = len(reply.token_ids)
-    return {
-        "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": num_sampled,
-        "total_tokens": reply.prompt_tokens + num_sampled,
-        "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
-    }

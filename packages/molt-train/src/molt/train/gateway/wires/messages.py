@@ -7,9 +7,9 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from molt.train.gateway.call import Count, Message, ModelCall, SamplingWishes
-from molt.train.gateway.faults import Fault
+from molt.train.gateway.call_error import CallError
 from molt.train.gateway.wires.body import decode, present
-from molt.train.gateway.wires.messages_reply import MessagesEncoder, messages_error
+from molt.train.gateway.wires.messages_reply import PING, MessagesEncoder, messages_error
 
 _NULL = Raw(b"null")
 _BILLING = "x-anthropic-billing-header"
@@ -92,16 +92,17 @@ class MessagesDialect:
     wire: Literal["messages"] = "messages"
     response_prefix = "msg_"
     call_prefix = "toolu_"
+    keepalive = PING
 
     def parse(self, body: bytes) -> MessagesCall:
         """See `Dialect.parse`."""
         request = decode(_decode_request, body)
         if (request.output_config or {}).get("format") is not None:
-            raise Fault("invalid_request", "structured output is not served", param="output_config.format")
+            raise CallError("invalid_request", "structured output is not served", param="output_config.format")
         choice, tools = request.tool_choice or _ToolChoice(), bytes(request.tools)
         if choice.type == "tool" and choice.name not in [tool.name for tool in decode(_decode_tools, tools) or ()]:
             message = f"tool_choice names {choice.name!r}, which is not in tools"
-            raise Fault("invalid_request", message, param="tool_choice")
+            raise CallError("invalid_request", message, param="tool_choice")
         messages, num_leading, prefill = self._conversation(request)
         return MessagesCall(
             model=request.model,
@@ -125,7 +126,7 @@ class MessagesDialect:
         )
 
     def parse_count(self, body: bytes) -> MessagesCall:
-        """Read a `count_tokens` request. Raises Fault."""
+        """Read a `count_tokens` request. Raises CallError."""
         request = decode(_decode_count, body)
         messages, num_leading, prefill = self._conversation(request)
         return MessagesCall(
@@ -165,9 +166,13 @@ class MessagesDialect:
         assert isinstance(call, MessagesCall)
         return MessagesEncoder(shows_thinking=call.shows_thinking)
 
-    def error(self, fault: Fault, request_id: str) -> tuple[int, bytes]:
+    def error(self, error: CallError, request_id: str) -> tuple[int, bytes]:
         """See `Dialect.error`."""
-        return messages_error(fault, request_id)
+        return messages_error(error, request_id)
+
+    def failure(self, error: CallError, request_id: str) -> bytes:
+        """See `Dialect.failure`."""
+        return b"event: error\ndata: " + messages_error(error, request_id)[1] + b"\n\n"
 
     def _conversation(self, request: _Request | _CountRequest) -> tuple[list[bytes], int, str]:
         """The messages, the system text in front; how many stand in front; the reply's beginning.
@@ -175,7 +180,7 @@ class MessagesDialect:
         A last assistant message is where the reply begins.
         """
         if not request.messages:
-            raise Fault("invalid_request", "messages is empty: send at least one", param="messages")
+            raise CallError("invalid_request", "messages is empty: send at least one", param="messages")
         messages, prefill = [bytes(raw) for raw in request.messages], ""
         last = decode(_decode_message, messages[-1], f"messages[{len(messages) - 1}]")
         if last.role == "assistant":
@@ -248,7 +253,7 @@ def _block_text(block: _Block, where: str, count: Count) -> str | None:
         return block.text or ""
     if block.type == "image":
         message = f"{where}.source: the model reads text only, not images"
-        raise Fault("invalid_request", message, param=f"{where}.source")
+        raise CallError("invalid_request", message, param=f"{where}.source")
     source = block.source or {}
     if block.type == "document" and source.get("type") == "text":
         return str(source.get("data", ""))

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 
 from molt.train.gateway.call import Content, Event, Reasoning, Reply, ToolCall
-from molt.train.gateway.faults import Fault, FaultKind
+from molt.train.gateway.call_error import CallError, ErrorKind
 
 _encode = msgspec.json.Encoder().encode
 
-_ERRORS: dict[FaultKind, tuple[int, str]] = {
+_ERRORS: dict[ErrorKind, tuple[int, str]] = {
     "invalid_request": (400, "invalid_request_error"),
     "prompt_too_long": (400, "invalid_request_error"),
     "authentication": (401, "authentication_error"),
@@ -23,22 +23,22 @@ _ERRORS: dict[FaultKind, tuple[int, str]] = {
 }
 
 
-def messages_error(fault: Fault, request_id: str) -> tuple[int, bytes]:
+def messages_error(error: CallError, request_id: str) -> tuple[int, bytes]:
     """Status and body of an error. The body has no place for a field's path: the message begins with it."""
-    status, kind = _ERRORS[fault.kind]
-    message = fault.message
-    if fault.param and not message.startswith(fault.param):
-        message = f"{fault.param}: {message}"
-    return status, _encode(
-        {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
-    )
+    status, kind = _ERRORS[error.kind]
+    message = error.message
+    if error.param and not message.startswith(error.param):
+        message = f"{error.param}: {message}"
+    return status, _encode({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
+
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessagesEncoder:
     """Writes the reply to one Messages request: blocks in the order thinking, text, tool calls."""
 
     def __init__(self, *, shows_thinking: bool) -> None:
-        self.keepalive = _frame("ping", {"type": "ping"})
         self._shows_thinking = shows_thinking
         self._num_blocks = 0
         self._open: str | None = None
@@ -63,7 +63,7 @@ class MessagesEncoder:
         self._signature = reply.response_id
         message = _message(reply, []) | {"stop_reason": None, "stop_sequence": None}
         message["usage"] = _usage(reply)
-        return _frame("message_start", {"type": "message_start", "message": message}) + self.keepalive
+        return _frame("message_start", {"type": "message_start", "message": message}) + PING
 
     def events(self, events: list[Event], token_ids: list[int], logprobs: list[float]) -> bytes:  # noqa: ARG002
         """See `ReplyEncoder.events`."""
@@ -74,10 +74,6 @@ class MessagesEncoder:
         delta = {"stop_reason": _stop_reason(reply), "stop_sequence": _stop_sequence(reply)}
         end = {"type": "message_delta", "delta": delta, "usage": _usage(reply)}
         return self._close() + _frame("message_delta", end) + _frame("message_stop", {"type": "message_stop"})
-
-    def failure(self, fault: Fault, request_id: str) -> bytes:
-        """See `ReplyEncoder.failure`."""
-        return b"event: error\ndata: " + messages_error(fault, request_id)[1] + b"\n\n"
 
     def _event(self, event: Event) -> bytes:
         match event:

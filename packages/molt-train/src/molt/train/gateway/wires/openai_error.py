@@ -2,9 +2,9 @@
 
 import msgspec
 
-from molt.train.gateway.faults import Fault, FaultKind
+from molt.train.gateway.call_error import CallError, ErrorKind
 
-_TABLE: dict[FaultKind, tuple[int, str, str | None]] = {
+_TABLE: dict[ErrorKind, tuple[int, str, str | None]] = {
     "invalid_request": (400, "invalid_request_error", None),
     "prompt_too_long": (400, "invalid_request_error", "context_length_exceeded"),
     "authentication": (401, "invalid_request_error", "invalid_api_key"),
@@ -18,11 +18,11 @@ _TABLE: dict[FaultKind, tuple[int, str, str | None]] = {
 }
 
 
-def openai_error(fault: Fault, request_id: str) -> tuple[int, bytes]:  # noqa: ARG001 - this body names no request
+def openai_error(error: CallError, request_id: str) -> tuple[int, bytes]:  # noqa: ARG001 - this body names no request
     """Status and body of an error."""
-    status, kind, code = _TABLE[fault.kind]
-    message = fault.message
-    if fault.kind == "prompt_too_long":
+    status, kind, code = _TABLE[error.kind]
+    message = error.message
+    if error.kind == "prompt_too_long":
         message = f"this model's maximum context length is exceeded: {message}"
-    error = {"message": message, "type": kind, "param": fault.param, "code": code}
-    return status, msgspec.json.encode({"error": error})
+    body = {"message": message, "type": kind, "param": error.param, "code": code}
+    return status, msgspec.json.encode({"error": body})

@@ -4,7 +4,7 @@ from typing import Literal
 
 from molt.train.errors import MoltError
 
-FaultKind = Literal[
+ErrorKind = Literal[
     "invalid_request",
     "prompt_too_long",
     "authentication",
@@ -21,15 +21,15 @@ RETRY_AFTER_S = 1
 """What an overloaded reply asks clients to wait."""
 
 
-class Fault(MoltError):
+class CallError(MoltError):
     """A model call refused or failed, as its client is told.
 
     `param` is the path of the field at fault in the request's body, such as `messages[0].content[1]`.
     """
 
-    def __init__(self, kind: FaultKind, message: str, *, param: str | None = None) -> None:
+    def __init__(self, kind: ErrorKind, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
-        self.kind: FaultKind = kind
+        self.kind: ErrorKind = kind
         self.message = message
         self.param = param
 
