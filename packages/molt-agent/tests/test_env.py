@@ -81,6 +81,7 @@ async def test_an_episode_alternates_replies_and_observations():
     ]
     first, _, last = Guess.last.states
     assert (first["action_text"], first["observation_text"], first["turn"]) == ("3", "Guess a number up to 9.", 0)
+    assert first["messages"][-1] == {"role": "assistant", "content": "3"}  # a state does not change afterwards
     assert (last["action_text"], last["observation_text"], last["turn"]) == ("7", "Higher.", 2)
     assert (last["label"], last["data"]["limit"], last["finish_reason"]) == (7, 9, "stop")
     assert last["messages"][-1] == {"role": "assistant", "content": "7"}

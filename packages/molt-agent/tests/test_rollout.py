@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import httpx
+import httpx2
 import openai
 import pytest
 
@@ -74,6 +75,7 @@ async def test_a_malformed_task_row_fails_with_the_field(model: ScriptedModel):
         (InfrastructureError("sandbox gone"), "infrastructure"),
         (ConnectionResetError("reset"), "infrastructure"),
         (httpx.ConnectError("refused"), "infrastructure"),
+        (httpx2.ReadTimeout("silence"), "infrastructure"),
         (
             httpx.HTTPStatusError("busy", request=httpx.Request("GET", "http://x"), response=httpx.Response(503)),
             "infrastructure",

@@ -4,7 +4,8 @@ import asyncio
 import secrets
 import time
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 
@@ -97,15 +98,16 @@ class Run:
         last = None
         with self._session.running(self):
             try:
-                async for chunk in self._chunks():
-                    step = self._take(chunk)
-                    if chunk.finish_reason is not None:
-                        self._settle(chunk)
-                        last = step
-                        break
-                    yield step
-                else:
-                    raise EngineError("the engine ended a generation without saying why")
+                async with aclosing(self._chunks()) as chunks:
+                    async for chunk in chunks:
+                        step = self._take(chunk)
+                        if chunk.finish_reason is None:
+                            yield step
+                        else:
+                            last = chunk, step
+                if last is None:
+                    raise EngineError("a generation ended without a finish reason")
+                self._settle(last[0])
             except EngineError as error:
                 self._record("failed", "error")
                 self._session.count("engine_failed")
@@ -114,7 +116,7 @@ class Run:
                 if self._node is None:
                     self._record("aborted", "abort")
                     await self._model.engine.abort(self._request_id)
-        yield last
+        yield last[1]
 
     @property
     def recorded(self) -> bool:
@@ -131,7 +133,7 @@ class Run:
         if self._node:
             self._node.status = "delivered"
 
-    async def _chunks(self) -> AsyncIterator[EngineChunk]:
+    async def _chunks(self) -> AsyncGenerator[EngineChunk]:
         """The engine's chunks; while the engine is dead and nothing was sampled, wait for it and ask again."""
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + self._settings.hold_s, _FIRST_PAUSE_S

@@ -165,7 +165,11 @@ class TurnTree:
     def _row(self, node: TurnNode) -> list[int]:
         row = self._rows.get(node.turn_id)
         if row is None:
-            row = [token_id for turn in _path(node) for token_id in (*turn.context_ids, *turn.token_ids)]
+            tokens = array("i")
+            for turn in _path(node):
+                tokens.extend(turn.context_ids)
+                tokens.extend(turn.token_ids)
+            row = tokens.tolist()
             self._keep_row(node, row)
         return row
 
