@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from molt.train.config import Config, load_config
+from molt.train.config import Config, cache_folder, load_config
 from molt.train.errors import ConfigError, MoltError
 
 EXAMPLES = "molt.examples"
@@ -52,6 +51,15 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("overrides", nargs="*", metavar="key.path=value")
     demo.set_defaults(run=_demo)
+    gateway = commands.add_parser("gateway", help="serve the model endpoint and self-driven sessions alone")
+    gateway.add_argument("--model", metavar="PATH", help="a Hugging Face model; not needed by the scripted engine")
+    gateway.add_argument("--engine", choices=("vllm", "scripted"), default="vllm")
+    gateway.add_argument("--script", type=Path, metavar="FILE.jsonl", help="what the scripted engine samples")
+    gateway.add_argument("--engine-log", type=Path, metavar="FILE.jsonl", help="every call of the scripted engine")
+    gateway.add_argument("--port", type=int, default=0)
+    gateway.add_argument("--token", help="the bearer token of the control API")
+    gateway.add_argument("overrides", nargs="*", metavar="key.path=value")
+    gateway.set_defaults(run=_gateway)
     audit = commands.add_parser("audit", help="prove that every trained token was sampled in its row's context")
     audit.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     audit.set_defaults(run=_audit)
@@ -87,9 +95,21 @@ def _demo(args: argparse.Namespace) -> int:
     if not found:
         raise ConfigError(f"the example {DEMO!r} is not installed: run `make setup` in a checkout of the project")
     out = args.out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "molt"
     demo = next(iter(found)).load()
-    print(summary_line(demo(out.resolve(), seed=args.seed, overrides=args.overrides, cache=cache)))
+    print(summary_line(demo(out.resolve(), seed=args.seed, overrides=args.overrides, cache=cache_folder())))
+    return 0
+
+
+def _gateway(args: argparse.Namespace) -> int:
+    if (args.engine == "scripted") != (args.script is not None):
+        raise ConfigError("--script FILE.jsonl goes with --engine scripted, and neither without the other")
+    given = {"model.path": args.model, "server.token": args.token, "server.port": args.port}
+    flags = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    # An agent that nobody trains samples as it likes.
+    config = load_config(None, ["rollout.sampling_policy=client", *flags, *args.overrides], Config)
+    from molt.train.launch.gateway import Script, run_gateway
+
+    run_gateway(config, script=Script(args.script, args.engine_log) if args.script else None)
     return 0
 
 

@@ -173,6 +173,9 @@ class ServerConfig(_Section):
     host: str = "127.0.0.1"
     port: int = 0
     """0: any free one."""
+    public_url: str = ""
+    """The origin that workers and agents on other machines reach the server at, `http://host:port`; empty: the address
+    it listens on."""
     token: str = ""
     """The workers' bearer token; empty: a new random one, on loopback only."""
 

@@ -1,8 +1,11 @@
 """How much work is offered to the workers: as much as the staleness bound allows, and no more than is still needed."""
 
+from collections.abc import Sequence
+
 from molt.train.config import Config
 from molt.train.pool.pool import Pool
 from molt.train.pool.tasks import TaskOrder
+from molt.train.records.rollout import Task
 
 
 class Admission:
@@ -14,8 +17,9 @@ class Admission:
     refused when its window is put together.
     """
 
-    def __init__(self, config: Config, pool: Pool, order: TaskOrder):
-        self._pool, self._order = pool, order
+    def __init__(self, config: Config, pool: Pool, tasks: Sequence[Task]):
+        self._pool = pool
+        self._order = TaskOrder(tasks, seed=config.run.seed, shuffle=config.data.shuffle) if tasks else None
         self._group_size = config.rollout.group_size
         self._per_update = config.train.groups_per_update
         self._bound = (config.train.max_staleness + 1) * self._per_update
@@ -24,10 +28,11 @@ class Admission:
         self.held = 0
         """Groups taken for the window in work."""
         self.paused = True
+        """Nothing is opened: before training, during an evaluation, and where there are no tasks."""
 
     def __call__(self) -> None:
         """Open what may be opened now."""
-        if self.paused:
+        if self.paused or self._order is None:
             return
         wanted = min(self._bound, self.updates_left * self._per_update) - self.held
         while self._pool.num_open + self._pool.num_ready < wanted:

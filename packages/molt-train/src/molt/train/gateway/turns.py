@@ -92,6 +92,8 @@ class TurnTree:
 
     def add(self, node: TurnNode) -> None:
         """Record a turn that no request can continue, since its client was never given the whole of it."""
+        if node.parent is None and not self._has_root:
+            node.opened_by = "start"
         self.nodes.append(node)
 
     def publish(self, node: TurnNode, prompt: list[int], path: int, reply: Reply, prefill: str = "") -> str | None:
@@ -148,8 +150,6 @@ class TurnTree:
         return "forks.resampled" if (node.request, node.frame) in self._requests else "forks.branched"
 
     def _reason(self, history: History, frame: Frame) -> str:
-        if not self._has_root:
-            return "start"
         if history.has_reply:
             return "history_rewritten"
         return "resampled" if (history.paths[-1], frame) in self._requests else "new_conversation"

@@ -59,7 +59,7 @@ class _Block(Struct):
     tool_use_id: str = ""
     content: Any = None
     is_error: bool | None = None
-    source: dict[str, Any] | None = None
+    source: Any = None
 
 
 class _Message(Struct):
@@ -254,7 +254,7 @@ def _block_text(block: _Block, where: str, count: Count) -> str | None:
     if block.type == "image":
         message = f"{where}.source: the model reads text only, not images"
         raise CallError("invalid_request", message, param=f"{where}.source")
-    source = block.source or {}
+    source = block.source if isinstance(block.source, dict) else {}
     if block.type == "document" and source.get("type") == "text":
         return str(source.get("data", ""))
     if block.type == "search_result" and isinstance(block.content, list):

@@ -1,0 +1,115 @@
+"""The parts that several commands put together alike."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from molt.train.config import Config
+from molt.train.controller.admission import Admission
+from molt.train.controller.results import experiences_into
+from molt.train.controller.rollouts import DeskSettings, RolloutDesk
+from molt.train.engine.protocol import Engine
+from molt.train.experience import PayloadStore
+from molt.train.gateway.app import Gateway
+from molt.train.gateway.parse import HermesParser
+from molt.train.gateway.sessions import Sessions
+from molt.train.launch.preflight import Preflight
+from molt.train.observe.metrics import Metrics
+from molt.train.pool.ledger import Ledger
+from molt.train.pool.pool import Pool
+from molt.train.server import HttpServer, create_app, origin
+
+if TYPE_CHECKING:
+    from molt.train.cluster.engines import EngineFleet
+    from molt.train.cluster.ranks import ActorGroup
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 900.0
+"""How long one call to the actor ranks may take: loading, an update, a refit, a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Front:
+    """The light side of a run: what workers and agents talk to."""
+
+    pool: Pool
+    admission: Admission
+    desk: RolloutDesk
+    server: HttpServer
+
+
+def make_front(
+    config: Config,
+    checked: Preflight,
+    *,
+    ledger: Ledger,
+    store: PayloadStore,
+    engine: Engine,
+    token: str,
+    progress: Callable[[], Mapping[str, Any]],
+) -> Front:
+    """Pool, gateway, control API and the HTTP server in front of them."""
+    sessions, metrics = Sessions(), Metrics()
+    experiences_of = experiences_into(store)
+    pool = Pool(ledger, settings=config.pool, clock=time.monotonic, experiences_of=experiences_of)
+    admission = Admission(config, pool, checked.tasks)
+    gateway = Gateway(
+        sessions,
+        engine=engine,
+        renderer=checked.renderer,
+        parser=HermesParser(),
+        settings=config.gateway,
+        model_name=config.model.name,
+        max_model_len=config.engine.max_model_len,
+        observer=metrics,
+    )
+    url = config.server.public_url.rstrip("/") or origin(checked.sock)
+    desk = RolloutDesk(
+        pool,
+        sessions,
+        settings=DeskSettings.of(config, url),
+        experiences_of=experiences_of,
+        admit=admission,
+        progress=progress,
+    )
+    server = HttpServer(create_app(desk, gateway.asgi, metrics, token=token), checked.sock)
+    return Front(pool, admission, desk, server)
+
+
+def make_actor(config: Config, store: PayloadStore) -> "ActorGroup":
+    """The ranks that are trained; not started yet."""
+    from molt.train.actor.setup import RankSetup
+    from molt.train.cluster.ranks import ActorGroup
+    from molt.train.cluster.runtime import num_gpus
+
+    setup = RankSetup(
+        rank=0,
+        world_size=config.actor.num_ranks,
+        model_path=config.model.path,
+        actor=config.actor,
+        algorithm=config.algorithm,
+        temperature=config.rollout.temperature,
+        num_steps=config.train.num_updates * config.algorithm.updates_per_window,
+        seed=config.run.seed,
+        collective_timeout_s=CALL_TIMEOUT_S,
+    )
+    return ActorGroup(setup, store, gpus_per_rank=1 if num_gpus() else 0, timeout_s=CALL_TIMEOUT_S)
+
+
+def make_fleet(config: Config, *, on_event: Callable[[str, dict[str, Any]], None]) -> "EngineFleet":
+    """The engines; not started yet. Their deaths and restarts are logged and given to `on_event`."""
+    from molt.train.cluster.engines import EngineFleet
+    from molt.train.cluster.runtime import num_gpus
+    from molt.train.engine.vllm import VllmSetup
+
+    def log_event(kind: str, detail: dict[str, Any]) -> None:
+        log.info("%s %s", kind, detail)
+        on_event(kind, detail)
+
+    setup = VllmSetup(
+        model_path=config.model.path, engine=config.engine, seed=config.run.seed, cuda=num_gpus() > 0, version=0
+    )
+    return EngineFleet(setup, on_change=log_event)

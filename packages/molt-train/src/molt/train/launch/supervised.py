@@ -1,0 +1,54 @@
+"""`molt-train sft`."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from molt.train.config import Config
+from molt.train.controller.run_folder import RunFolder
+from molt.train.controller.supervised import read_conversations, to_row, train_supervised
+from molt.train.launch.environment import open_folder, ray
+from molt.train.launch.parts import make_actor
+from molt.train.launch.preflight import load_renderer, require
+from molt.train.observe.journal import Journal
+from molt.train.records.experience import Payload
+
+
+def run_supervised(config: Config) -> dict[str, Any]:
+    """Train on the conversations of `data.path`, and leave the weights in the run folder's `model/`.
+
+    Raises ConfigError before anything is started, RunError when the run cannot go on.
+    """
+    require(config, "model.path", "data.path", "run.dir")
+    conversations = read_conversations(Path(config.data.path))
+    renderer = load_renderer(config.model.path)
+    rows = [to_row(conversation, renderer) for conversation in conversations]
+    folder = open_folder(config, secret="")
+    with ray(config, folder):
+        return asyncio.run(_train(config, rows, folder))
+
+
+async def _train(config: Config, rows: list[Payload], folder: RunFolder) -> dict[str, Any]:
+    from molt.train.cluster.payloads import RayPayloadStore
+
+    store = RayPayloadStore()
+    actor = make_actor(config, store)
+    started, losses = time.monotonic(), list[float]()
+    try:
+        await actor.start()
+        with Journal(folder.metrics) as journal:
+            async for report in train_supervised(config, rows, actor=actor, store=store):
+                losses.append(report.loss)
+                row = {"step": report.step, "loss": report.loss, "grad_norm": report.grad_norm, "lr": report.lr}
+                journal.append(row)
+        await actor.export(folder.model)
+    finally:
+        actor.kill()
+    return {
+        "num_updates": config.train.num_updates,
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+        "seconds": round(time.monotonic() - started, 1),
+        "model": str(folder.model),
+    }

@@ -1,0 +1,150 @@
+"""`molt-train server` and `molt-train run`."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import msgspec
+
+from molt.train.config import Config
+from molt.train.controller.checkpoints import Checkpoints
+from molt.train.controller.evaluation import Evaluation
+from molt.train.controller.run_folder import RunFolder
+from molt.train.controller.serving import Serving
+from molt.train.controller.stall import StallGuard
+from molt.train.controller.training import Parts, TrainingLoop
+from molt.train.controller.workers import LocalWorkers
+from molt.train.engine.router import Router
+from molt.train.launch.environment import open_folder, ray, worker_environment
+from molt.train.launch.parts import Front, make_actor, make_fleet, make_front
+from molt.train.launch.preflight import Preflight, preflight
+from molt.train.observe.journal import Journal
+from molt.train.observe.progress import ProgressView
+from molt.train.pool.ledger import Ledger
+
+
+def run_training(config: Config, *, local_workers: bool) -> dict[str, Any]:
+    """Train as `config` says, in this process and those it starts; returns a summary of the run.
+
+    A run folder that holds an unfinished run is resumed. Raises ConfigError before anything is started, RunError when
+    the run cannot go on.
+    """
+    checked = preflight(config, local_workers=local_workers)
+    token = config.server.token or secrets.token_urlsafe(24)
+    folder = open_folder(config, secret=token)
+    started = time.monotonic()
+    with ray(config, folder):
+        asyncio.run(_train(config, checked, folder, token=token, local_workers=local_workers))
+    return folder.summarise(seconds=time.monotonic() - started)
+
+
+async def _train(
+    config: Config, checked: Preflight, folder: RunFolder, *, token: str, local_workers: bool
+) -> None:
+    from molt.train.cluster.payloads import RayPayloadStore
+
+    store, router = RayPayloadStore(), Router()
+    with contextlib.ExitStack() as resources:
+        ledger = resources.enter_context(contextlib.closing(Ledger(folder.ledger)))
+        journal = resources.enter_context(Journal(folder.metrics))
+        evaluations = resources.enter_context(Journal(folder.evaluations))
+        actor, fleet = make_actor(config, store), make_fleet(config, on_event=ledger.record_event)
+        resources.callback(actor.kill)
+        resources.callback(fleet.kill)
+        serving = Serving(
+            fleet,
+            router,
+            actor,
+            workers_per_engine=config.engine.tensor_parallel_size,
+            on_event=ledger.record_event,
+        )
+        front = make_front(
+            config,
+            checked,
+            ledger=ledger,
+            store=store,
+            engine=router,
+            token=token,
+            progress=lambda: {"policy_version": serving.version, "num_updates": config.train.num_updates},
+        )
+        stall = _stall_guard(config, front, router)
+        view = ProgressView(config.train.num_updates)
+        evaluation = Evaluation(
+            front.pool, checked.eval_tasks, num_samples=config.data.eval_samples, journal=evaluations, stall=stall
+        )
+        loop = TrainingLoop(
+            config,
+            Parts(
+                pool=front.pool,
+                actor=actor,
+                serving=serving,
+                admission=front.admission,
+                checkpoints=Checkpoints(folder.checkpoints, keep=config.train.keep_checkpoints),
+                journal=journal,
+                stall=stall,
+                evaluation=evaluation if checked.eval_tasks else None,
+                on_update=view.update,
+            ),
+        )
+        await asyncio.gather(actor.start(), fleet.start())
+        await loop.resume()
+        evaluations.truncate_after(loop.step)
+        workers = _local_workers(config, front, folder, ledger, token=token) if local_workers else None
+        async with _serving(front, workers):
+            watchers = [serving.supervise(), front.desk.watch_leases()]
+            if workers:
+                watchers.append(workers.supervise())
+            with view:
+                await _until_first_ends(loop.run(), *watchers)
+
+
+def _stall_guard(config: Config, front: Front, router: Router) -> StallGuard:
+    return StallGuard(
+        config.run.stall_timeout,
+        signature=lambda: (router.num_finished, front.desk.num_results),
+        report=lambda: f"{front.pool.status()}, {router.num_running} generations running",
+        any_worker=lambda: front.desk.num_leases > 0,
+    )
+
+
+def _local_workers(config: Config, front: Front, folder: RunFolder, ledger: Ledger, *, token: str) -> LocalWorkers:
+    return LocalWorkers(
+        config.agent,
+        url=front.server.url,
+        environment=worker_environment(token),
+        logs=folder.logs,
+        on_event=ledger.record_event,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _serving(front: Front, workers: LocalWorkers | None) -> AsyncIterator[None]:
+    """Serve HTTP for the time of the block; then tell the workers that the run is over, and wait for local ones."""
+    await front.server.start()
+    print(msgspec.json.encode({"url": front.server.url}).decode(), flush=True)  # noqa: T201  what scripts wait for
+    try:
+        yield
+    finally:
+        if workers:
+            workers.ending = True
+        front.desk.finish()
+        if workers:
+            await workers.stop()
+        await front.desk.close()
+        await front.server.stop()
+
+
+async def _until_first_ends(main: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]) -> None:
+    """Run `main` to its end beside the watchers, which end only by raising; whatever is raised first is raised here."""
+    tasks = [asyncio.create_task(main), *(asyncio.create_task(watcher) for watcher in watchers)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
