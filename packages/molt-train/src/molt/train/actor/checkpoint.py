@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -66,7 +66,8 @@ def export(trainer: Trainer, folder: Path, *, source: Path) -> None:
 
 def full_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Every weight under its Hugging Face name, whole, on the CPU of rank 0 (empty on other ranks)."""
-    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = cast("dict[str, torch.Tensor]", get_model_state_dict(model, options=options))
     adapter = getattr(model, "state_dict_adapter", None)
     if adapter is not None and weights:
         weights = adapter.to_hf(weights)

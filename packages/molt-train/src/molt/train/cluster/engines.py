@@ -31,7 +31,7 @@ class RayEngine:
             # On CUDA vLLM chooses its processes itself.
             runtime_env={"env_vars": {} if setup.cuda else env},
         )
-        self.actor = remote.remote(setup)
+        self.actor: Any = remote.remote(setup)  # Ray's types do not follow `remote`
 
     async def start(self) -> int:
         """Load the model; returns the actor's process id."""

@@ -6,8 +6,10 @@ from molt.train.records.experience import Payload
 
 
 class RayPayloadStore:
-    """`put` leaves the payload on this node; `get` fetches it to the node that trains on it, by shared memory if the
-    same."""
+    """Payloads by Ray reference.
+
+    `put` leaves a payload on this node; `get` fetches it to the node that trains on it, by shared memory if the same.
+    """
 
     def put(self, payload: Payload) -> ray.ObjectRef:
         """Store a payload; it lives as long as a reference to it does."""

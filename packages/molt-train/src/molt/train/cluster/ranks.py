@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 
 from molt.train.actor.setup import RankSetup
 from molt.train.cluster.runtime import node_address
@@ -35,7 +36,7 @@ class ActorGroup:
     """
 
     def __init__(self, setup: RankSetup, store: PayloadStore, *, gpus_per_rank: float, timeout_s: float):
-        remote = ray.remote(_RankProcess)
+        remote: Any = ray.remote(_RankProcess)  # Ray's types do not follow `remote`
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": gpus_per_rank,
@@ -102,7 +103,7 @@ class ActorGroup:
             return await asyncio.wait_for(asyncio.gather(*calls), self._timeout_s)
         except TimeoutError:
             raise StallError(f"actor ranks did not finish {method!r} within {self._timeout_s:.0f} s") from None
-        except ray.exceptions.RayTaskError as error:
+        except RayTaskError as error:
             raise ActorError(f"actor rank failed in {method!r}: {error.cause}") from error
-        except ray.exceptions.RayActorError as error:
+        except RayActorError as error:
             raise ActorError(f"an actor rank died in {method!r}: {error}") from None

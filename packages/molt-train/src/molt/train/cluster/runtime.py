@@ -18,6 +18,7 @@ def ray_runtime(*, address: str, logs: Path) -> Iterator[None]:
     """
     if address:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
+        temp = None
     else:
         # Short, since Ray's socket paths must stay under 107 bytes. Actors ask for no CPU: the machine's are shared.
         temp = tempfile.mkdtemp(prefix="molt-")
@@ -25,6 +26,7 @@ def ray_runtime(*, address: str, logs: Path) -> Iterator[None]:
             address="local",
             num_cpus=1,
             include_dashboard=False,
+            _node_ip_address="127.0.0.1",
             log_to_driver=False,
             configure_logging=False,
             object_store_memory=256 << 20,
@@ -34,7 +36,7 @@ def ray_runtime(*, address: str, logs: Path) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-        if not address:
+        if temp is not None:
             _keep_logs(Path(temp), logs)
             shutil.rmtree(temp, ignore_errors=True)
 

@@ -21,13 +21,14 @@ class RayWeightSync:
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Let every engine's workers join; their ranks follow the sender's, engine by engine."""
         offsets = [1 + i * self._workers_per_engine for i in range(len(self._engines))]
-        self._all([{"init_info": {**init_info, "rank_offset": offset}} for offset in offsets], "init_weight_transfer_engine")
+        arguments = [{"init_info": {**init_info, "rank_offset": offset}} for offset in offsets]
+        self._all(arguments, "init_weight_transfer_engine")
 
     def start_weight_update(self) -> None:
         """Hold the engines' requests."""
         self._all([{}] * len(self._engines), "start_weight_update")
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Receive what is being broadcast."""
         self._all([{"update_info": update_info}] * len(self._engines), "update_weights")
 

@@ -38,8 +38,8 @@ def check(config: Config) -> None:
         )
     if config.train.max_staleness > 0 and config.algorithm.correction == "none":
         raise ConfigError(
-            f"train.max_staleness is {config.train.max_staleness}, so tokens may be off-policy, but algorithm.correction "
-            "is 'none': set it to 'tis' or 'icepop', or train.max_staleness to 0"
+            f"train.max_staleness is {config.train.max_staleness}, so tokens may be off-policy, but "
+            "algorithm.correction is 'none': set it to 'tis' or 'icepop', or train.max_staleness to 0"
         )
     if config.rollout.sampling_policy != "enforce":
         raise ConfigError(
@@ -80,9 +80,9 @@ def _check_ranges(config: Config) -> None:
     for key, value in not_negative.items():
         if value < 0:
             raise ConfigError(f"{key} is {value}; it must not be negative")
-    for key, value in {"rollout.temperature": config.rollout.temperature, "rollout.top_p": config.rollout.top_p}.items():
+    for key, value in (("rollout.temperature", config.rollout.temperature), ("rollout.top_p", config.rollout.top_p)):
         if value <= 0:
-            raise ConfigError(f"{key} is {value}; it must be above 0, since every token needs a probability to learn from")
+            raise ConfigError(f"{key} is {value}; it must be above 0: every token needs a probability to learn from")
     if config.rollout.top_p > 1:
         raise ConfigError(f"rollout.top_p is {config.rollout.top_p}; it must be at most 1")
     if not 0 < config.algorithm.gamma <= 1:

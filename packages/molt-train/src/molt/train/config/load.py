@@ -4,7 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 
@@ -50,7 +50,7 @@ def _apply(table: dict[str, Any], override: str) -> None:
     *parents, leaf = key.split(".")
     for parent in parents:
         child = table.setdefault(parent, {})
-        if not isinstance(child, dict):
+        if not _is_table(child):
             raise ConfigError(f"override {override!r}: {parent!r} is a value, not a table")
         table = child
     table[leaf] = _parse_value(text)
@@ -73,15 +73,15 @@ def _refuse_unknown(table: dict[str, Any], schema: type[msgspec.Struct], prefix:
             raise ConfigError(f"unknown key {path!r}; the nearest known key is {near[0]!r}")
         child = fields[key]
         if isinstance(child, type) and issubclass(child, msgspec.Struct):
-            if not isinstance(value, dict):
+            if not _is_table(value):
                 raise ConfigError(f"{prefix + key} is {value!r}; it must be a table of keys")
             _refuse_unknown(value, child, prefix=f"{prefix}{key}.")
 
 
 def _first_leaf(path: str, value: Any) -> str:
     """The dotted path of the first value under `path`: a misspelt table is recognised by what is in it."""
-    while isinstance(value, dict) and value:
-        key, value = next(iter(cast("dict[str, Any]", value).items()))
+    while _is_table(value) and value:
+        key, value = next(iter(value.items()))
         path = f"{path}.{key}"
     return path
 
@@ -103,14 +103,18 @@ def _explain(message: str, table: dict[str, Any]) -> str:
     keys = where.rstrip("`").lstrip(".").split(".")
     value: Any = table
     for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
+        value = value.get(key) if _is_table(value) else None
     return f"{'.'.join(keys)} is {value!r}: {text[:1].lower()}{text[1:]}"
 
 
+def _is_table(value: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
 def _toml_table(table: dict[str, Any], prefix: str) -> list[str]:
-    lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if not _is_table(value)]
     for key, value in table.items():
-        if isinstance(value, dict):
+        if _is_table(value):
             lines += ["", f"[{prefix}{key}]", *_toml_table(value, f"{prefix}{key}.")]
     return lines
 

@@ -4,7 +4,6 @@ from typing import Literal
 
 import msgspec
 
-
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 
 
@@ -12,7 +11,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A TOML table."""
 
 
-class ModelConfig(_Section):
+class ModelConfig(_Section, frozen=True, kw_only=True):
     """The policy."""
 
     path: str = ""
@@ -21,33 +20,37 @@ class ModelConfig(_Section):
     """The model name that clients see."""
 
 
-class RunConfig(_Section):
+class RunConfig(_Section, frozen=True, kw_only=True):
     """The run as a whole."""
 
     dir: str = ""
     """The run folder. A run started on a folder that holds one resumes it."""
     seed: int = 0
+    """Of the order of tasks, of torch and of the engines' sampling. What arrives first still differs between runs."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which the run reports who waits for whom, and stops."""
 
 
-class TrainConfig(_Section):
+class TrainConfig(_Section, frozen=True, kw_only=True):
     """The training loop."""
 
     num_updates: int = 100
+    """Updates of the whole run, those before a resume included."""
     groups_per_update: int = 16
+    """Groups in the window of one update."""
     max_staleness: int = 1
     """How many policy versions a trained token may be older than the weights it updates. 0: strictly on-policy."""
     checkpoint_every: int = 10
     """Updates between checkpoints; the last update always makes one. 0: only that."""
     keep_checkpoints: int = 2
+    """The newest checkpoints that stay; older ones are removed."""
     microbatch_tokens: int = 16384
     """Most tokens, padding included, in one forward and backward pass."""
     eval_every: int = 0
     """Updates between evaluations on `data.eval_path`. 0: only before the first and after the last update."""
 
 
-class RolloutConfig(_Section):
+class RolloutConfig(_Section, frozen=True, kw_only=True):
     """How rollouts are sampled."""
 
     group_size: int = 8
@@ -55,17 +58,20 @@ class RolloutConfig(_Section):
     max_tokens: int = 1024
     """Most tokens of one model call."""
     temperature: float = 1.0
+    """Divides the logits, in the engine and in the loss."""
     top_p: float = 1.0
+    """Nucleus sampling; below 1 only without a correction."""
     sampling_policy: Literal["enforce", "default", "client"] = "enforce"
     """`enforce`: the run's sampling always; `default`: where the client sends none; `client`: the client's."""
     timeout_s: float = 600.0
     """Seconds one rollout may take."""
 
 
-class AlgorithmConfig(_Section):
+class AlgorithmConfig(_Section, frozen=True, kw_only=True):
     """Advantage, loss and correction."""
 
     estimator: Literal["grpo", "rloo", "group_mean", "reinforce_pp"] = "grpo"
+    """How rewards become advantages. All but `reinforce_pp` compare the rollouts of a group."""
     gamma: float = 1.0
     """Discount a token, over action tokens only (`reinforce_pp`)."""
     updates_per_window: int = 1
@@ -76,73 +82,95 @@ class AlgorithmConfig(_Section):
     clip_high: float = CLIP_HIGH
     """PPO clip: above 1 + clip_high."""
     correction: Literal["none", "tis", "icepop"] = "tis"
-    """Token-level importance correction: `tis` truncates, min(rho, high); `icepop` masks, rho inside [low, high], else 0."""
+    """Token-level importance correction by rho, the probability before the update over the recorded one: `tis`
+    truncates rho, `icepop` masks the token, `none` weighs every token 1."""
     correction_low: float = 0.5
+    """`icepop` gives a token weight 0 where rho is below this."""
     correction_high: float = 2.0
+    """Where rho is above this, `tis` gives a token this weight and `icepop` 0."""
 
 
-class OptimizerConfig(_Section):
+class OptimizerConfig(_Section, frozen=True, kw_only=True):
     """AdamW and its schedule."""
 
     lr: float = 1e-6
+    """Peak learning rate."""
     beta1: float = 0.9
+    """Decay of AdamW's mean of the gradients."""
     beta2: float = 0.95
+    """Decay of its mean of their squares."""
     eps: float = 1e-8
+    """Added to the denominator of AdamW's step."""
     weight_decay: float = 0.0
+    """Of weight matrices; norms and biases are not decayed."""
     schedule: Literal["constant", "cosine"] = "constant"
+    """Of the learning rate after the warm-up."""
     warmup_steps: int = 0
+    """Optimizer steps over which the rate rises linearly to lr."""
     min_lr_ratio: float = 0.0
     """Where the cosine ends, as a fraction of lr."""
     max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
 
 
-class ActorConfig(_Section):
+class ActorConfig(_Section, frozen=True, kw_only=True):
     """The trained policy: AutoModel and FSDP2, one Ray actor a rank."""
 
     num_ranks: int = 1
+    """Data-parallel ranks, each with a GPU of its own where there are any."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the forward pass; master weights and gradients' reduction are float32."""
     activation_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
 
-class EngineConfig(_Section):
+class EngineConfig(_Section, frozen=True, kw_only=True):
     """The serving engines."""
 
     num_engines: int = 1
+    """Replicas of the policy that serve; sessions stick to one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the served weights."""
     max_model_len: int = 32768
+    """Context window in tokens, prompt and reply together."""
     max_num_seqs: int = 64
+    """Sequences that an engine decodes at once; others wait in it."""
     kv_cache_mb: int = 64
     """KV cache of a CPU engine in MiB; a CUDA engine takes `gpu_memory_utilization`."""
     gpu_memory_utilization: float = 0.85
+    """Fraction of a GPU that its engine takes."""
     tensor_parallel_size: int = 1
+    """Workers, and on CUDA GPUs, of one engine."""
     max_restarts: int = 3
     """Engine deaths that a run survives."""
 
 
-class AgentConfig(_Section):
+class AgentConfig(_Section, frozen=True, kw_only=True):
     """The agent and the local workers that `molt-train run` starts."""
 
     path: str = ""
     """The agent module: a file, or a dotted module name."""
     num_workers: int = 2
+    """Worker processes."""
     concurrency: int = 32
     """Rollouts at once a worker."""
 
 
-class DataConfig(_Section):
+class DataConfig(_Section, frozen=True, kw_only=True):
     """Task rows, JSONL."""
 
     path: str = ""
+    """One JSON object a line: the tasks to train on; for `molt-train sft`, conversations."""
     eval_path: str = ""
     """Held-out rows for evaluation; empty: none."""
     eval_samples: int = 1
     """Rollouts of each held-out row."""
     shuffle: bool = True
+    """Use the tasks in an order drawn from `run.seed` for each epoch, instead of the file's."""
 
 
-class PoolConfig(_Section):
+class PoolConfig(_Section, frozen=True, kw_only=True):
     """Leases."""
 
     max_attempts: int = 3
@@ -153,24 +181,30 @@ class PoolConfig(_Section):
     """What a rollout whose agent failed, or ran out of time, counts as."""
 
 
-class GatewayConfig(_Section):
+class GatewayConfig(_Section, frozen=True, kw_only=True):
     """The model endpoint under a session URL."""
 
     grace_s: float = 5.0
     """Seconds before the generation of a vanished client is aborted."""
     replay_s: float = 600.0
+    """Seconds for which a retry is given the recorded reply again. Without effect so far: nothing is replayed yet."""
     keepalive_s: float = 10.0
+    """Seconds of silence after which a stream is sent a sign of life."""
     header_timeout_s: float = 10.0
+    """Seconds that a client may take for its request's head. Without effect so far."""
     hold_s: float = 120.0
     """Seconds that a request waits for an engine."""
     max_body_bytes: int = 64 * 1024 * 1024
+    """Largest body of a model call."""
     max_session_requests: int = 64
+    """Model calls of one session at once; more wait."""
 
 
-class ServerConfig(_Section):
+class ServerConfig(_Section, frozen=True, kw_only=True):
     """Where the server listens."""
 
     host: str = "127.0.0.1"
+    """The address to listen on; one that other machines can reach needs a token."""
     port: int = 0
     """0: any free one."""
     public_url: str = ""
@@ -180,21 +214,21 @@ class ServerConfig(_Section):
     """The workers' bearer token; empty: a new random one, on loopback only."""
 
 
-class SftConfig(_Section):
+class SftConfig(_Section, frozen=True, kw_only=True):
     """The supervised step, `molt-train sft`."""
 
     batch_size: int = 64
     """Conversations of one optimizer step."""
 
 
-class ClusterConfig(_Section):
+class ClusterConfig(_Section, frozen=True, kw_only=True):
     """Ray."""
 
     address: str = ""
     """A running Ray cluster, `host:port`; empty: a local one, for this run only."""
 
 
-class Config(_Section):
+class Config(_Section, frozen=True, kw_only=True):
     """A run's whole configuration."""
 
     model: ModelConfig = ModelConfig()

@@ -17,8 +17,8 @@ HEALTH_INTERVAL_S = 2.0
 class Fleet(Protocol):
     """The engines' processes."""
 
-    engines: Sequence[Engine]
-
+    @property
+    def engines(self) -> Sequence[Engine]: ...
     @property
     def actors(self) -> list[Any]: ...
     async def start(self) -> None: ...

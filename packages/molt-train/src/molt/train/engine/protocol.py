@@ -36,7 +36,8 @@ class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Newly sampled tokens. `token_ids` and `logprobs` have one length; the last chunk says how it ended.
 
     `versions`, taken over all chunks of a generation, has as many entries as there are tokens. An engine may send them
-    with the last chunk: that is where vLLM knows them. A sampled end token is among the tokens. The tokens of a matched stop string are too, and `stop_string` names it.
+    with the last chunk: that is where vLLM knows them. A sampled end token is among the tokens. The tokens of a matched
+    stop string are too, and `stop_string` names it.
     """
 
     token_ids: list[int]

@@ -44,7 +44,7 @@ class VllmEngine:
         if not self._setup.cuda:
             import molt.train.refit.gloo_engine  # noqa: F401  registers the backend here, too
         settings = self._setup.engine
-        device = (
+        device: dict[str, Any] = (
             {"gpu_memory_utilization": settings.gpu_memory_utilization}
             if self._setup.cuda
             else {"kv_cache_memory_bytes": settings.kv_cache_mb << 20, "worker_extension_cls": EXTENSION}
@@ -69,12 +69,10 @@ class VllmEngine:
 
     async def generate(self, request: EngineRequest) -> EngineChunk:
         """One whole generation."""
-        final = None
-        async for final in self._outputs(request, streamed=False):
-            pass
-        if final is None:
+        outputs = [output async for output in self._outputs(request, streamed=False)]
+        if not outputs:
             raise EngineError(f"request {request.request_id}: the engine ended without an output")
-        return final
+        return outputs[-1]
 
     async def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """One generation in the engine's own chunks; the versions of all its tokens come with the last."""
@@ -86,11 +84,12 @@ class VllmEngine:
         await self._llm.abort(request_id)
 
     async def _outputs(self, request: EngineRequest, *, streamed: bool) -> AsyncIterator[EngineChunk]:
+        from vllm import TokensPrompt
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
         # A request that comes in while weights change must not be salted with the version that is on its way out.
         await self._serving.wait()
-        prompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": str(self._version)}
+        prompt = TokensPrompt(prompt_token_ids=request.prompt_token_ids, cache_salt=str(self._version))
         params = _sampling(request, streamed=streamed)
         try:
             async for output in self._llm.generate(prompt, params, request.request_id):
@@ -122,7 +121,7 @@ class VllmEngine:
         await self._llm.pause_generation(mode="keep", clear_cache=False)
         await self._llm.start_weight_update()
 
-    async def update_weights(self, update_info: dict[str, Any]) -> None:
+    async def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Receive the weights; the trainer sends them meanwhile."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 

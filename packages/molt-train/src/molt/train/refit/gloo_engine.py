@@ -5,6 +5,7 @@ vLLM imports this module in every worker, as its `worker_extension_cls`, and fin
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -75,7 +76,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
                 group.broadcast(weight)
                 yield name, weight
 
-        self.model.load_weights(weights())
+        cast("Any", self.model).load_weights(weights())  # a method of vLLM's models that nn.Module does not declare
 
     def finish_weight_update(self) -> None:
         """Put the model together again."""

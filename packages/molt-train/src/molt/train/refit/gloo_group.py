@@ -1,6 +1,7 @@
 """A gloo process group of its own, apart from the default one: rank 0 sends weights, the others receive them."""
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroupGloo, TCPStore
@@ -15,7 +16,7 @@ class GlooGroup:
     def __init__(self, *, host: str, port: int, rank: int, world_size: int, timeout_s: float):
         timeout = timedelta(seconds=timeout_s)
         self._store = TCPStore(host, port, world_size, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
-        self._group = ProcessGroupGloo(self._store, rank, world_size, timeout)
+        self._group: Any = ProcessGroupGloo(self._store, rank, world_size, timeout)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Send (rank 0) or receive (others) `tensor`, in place; it must be contiguous and on the CPU."""

@@ -1,5 +1,8 @@
-"""The trainer's half of a refit. It speaks the protocol of `vllm.distributed.weight_transfer`, so that the gloo sender
-and vLLM's own nccl sender are driven alike; vllm itself is imported on CUDA only (it takes ten seconds)."""
+"""The trainer's half of a refit.
+
+It speaks the protocol of `vllm.distributed.weight_transfer`, so that the gloo sender and vLLM's own nccl sender are
+driven alike; vllm itself is imported on CUDA only (it takes ten seconds).
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +18,7 @@ class SyncClient(Protocol):
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
     def start_weight_update(self) -> None: ...
-    def update_weights(self, update_info: dict[str, Any]) -> None: ...
+    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None: ...
     def finish_weight_update(self, weight_version: str | None = None) -> None: ...
 
 

@@ -1,0 +1,122 @@
+"""Processes are killed without warning; every finished group is trained exactly once all the same."""
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+
+import pytest
+from molt.train.pool.reader import LedgerReader
+
+from integration_tests.conftest import COMMAND, descendants, rows, start, wait_until_serving
+
+pytestmark = pytest.mark.timeout(420)
+
+
+def events(folder, kind):
+    reader = LedgerReader.open(folder / "ledger.db")
+    try:
+        return [event.detail for event in reader.events() if event.kind == kind]
+    finally:
+        reader.close()
+
+
+def wait_for_updates(process, folder, number):
+    """Until `number` updates are journaled. The test's own time limit bounds the wait."""
+    while len(rows(folder / "metrics.jsonl")) < number:
+        assert process.popen.poll() is None, process.stderr[-3000:]
+        time.sleep(0.05)
+
+
+def assert_trained_exactly_once(folder, num_updates):
+    assert [row["step"] for row in rows(folder / "metrics.jsonl")] == list(range(1, num_updates + 1))
+    reader = LedgerReader.open(folder / "ledger.db")
+    windows = reader.windows()
+    states = Counter(group.state for group in reader.groups() if group.kind == "train")
+    reader.close()
+    consumed = Counter(group_id for window in windows for group_id in window.group_ids)
+    assert [window.step for window in windows] == list(range(1, num_updates + 1))
+    assert set(consumed.values()) == {1}
+    assert states["consumed"] == len(consumed)
+    audit = subprocess.run([*COMMAND, "audit", str(folder)], capture_output=True, text=True, timeout=60, check=False)
+    assert audit.returncode == 0, audit.stdout
+
+
+def test_a_killed_worker_and_a_killed_engine_cost_nothing(run_arguments, tmp_path):
+    folder = tmp_path / "run"
+    process = start(
+        *run_arguments,
+        f"run.dir={folder}",
+        "train.num_updates=40",
+        "train.max_staleness=2",
+        "pool.lease_ttl_s=3",
+        "actor.optimizer.lr=1e-4",
+    )
+    wait_until_serving(process)
+    wait_for_updates(process, folder, 2)
+
+    victim = events(folder, "worker_started")[0]["pid"]
+    os.kill(victim, signal.SIGKILL)
+    wait_for_updates(process, folder, len(rows(folder / "metrics.jsonl")) + 2)
+
+    (engine,) = events(folder, "engine_started")
+    core = [pid for pid in descendants(engine["pid"])]
+    assert core, "the engine's core process is not below its actor"
+    os.kill(core[0], signal.SIGKILL)
+
+    assert process.wait(300) == 0, process.stderr[-3000:]
+    assert events(folder, "worker_died")
+    assert events(folder, "engine_died"), "the death of an engine must be an event in the ledger"
+    assert "engine_died" in process.stderr, "and a line of the log"
+    assert len(events(folder, "engine_restarted")) == 1
+    assert max(row["staleness_max"] for row in rows(folder / "metrics.jsonl")) <= 2
+    assert_trained_exactly_once(folder, 40)
+    reader = LedgerReader.open(folder / "ledger.db")
+    leases = list(reader.leases())
+    reader.close()
+    again = {lease.rollout_id for lease in leases if lease.state == "expired"}
+    finished = {lease.rollout_id for lease in leases if lease.state == "reported" and lease.attempt > 1}
+    assert again, "the killed worker held no lease; the test proves less than it says"
+    assert again <= finished
+
+
+def test_a_killed_server_resumes(run_arguments, tmp_path):
+    folder = tmp_path / "run"
+    arguments = [
+        *run_arguments,
+        f"run.dir={folder}",
+        "train.num_updates=14",
+        "train.max_staleness=0",
+        "train.checkpoint_every=4",
+        "actor.optimizer.lr=1e-3",
+    ]
+    process = start(*arguments)
+    wait_until_serving(process)
+    wait_for_updates(process, folder, 6)
+    before = rows(folder / "metrics.jsonl")
+    left = descendants(process.popen.pid)
+    process.popen.kill()
+    process.wait(10)
+    wait_until_gone(left)
+
+    process = start(*arguments)
+    wait_until_serving(process)
+    assert process.wait(300) == 0, process.stderr[-3000:]
+    assert "resumed from the checkpoint of update 4" in process.stderr
+    assert_trained_exactly_once(folder, 14)
+    after = rows(folder / "metrics.jsonl")
+    # Updates 5 and 6 were trained again on the windows recorded for them, from the same weights.
+    for old, new in zip(before[4:6], after[4:6], strict=True):
+        assert new["loss"] == pytest.approx(old["loss"], abs=1e-6)
+        assert new["num_action_tokens"] == old["num_action_tokens"]
+    # Strictly on-policy while the weights move: each token's log-prob is that of the weights it trains.
+    assert all(row["staleness_max"] == 0 for row in after)
+    assert all(row["logprob_gap_max"] <= 1e-4 for row in after)
+
+
+def wait_until_gone(pids):
+    """Until none of the processes lives. The test's own time limit bounds the wait."""
+    while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}/exe")]:
+        time.sleep(0.1)
+    assert not alive
