@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
 from calculator import policy, tasks
 from calculator.demo import HERE, write_rows
 from calculator.demonstrations import demonstrate

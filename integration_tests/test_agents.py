@@ -5,10 +5,11 @@ from pathlib import Path
 import httpx
 import pytest
 from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+
 from molt.agents.load import load_runner
 from molt.agents.protocol import Lease, SamplingParams, SessionCredentials
 from molt.agents.rollout import run_lease
-from openai import AsyncOpenAI
 
 AGENTS = Path(__file__).parent / "agents"
 SAMPLING = SamplingParams(max_tokens=16, temperature=1.0)

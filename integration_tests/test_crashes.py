@@ -7,9 +7,9 @@ import time
 from collections import Counter
 
 import pytest
-from molt.train.pool.reader import LedgerReader
 
 from integration_tests.conftest import COMMAND, descendants, rows, start, wait_until_serving
+from molt.train.pool.reader import LedgerReader
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -36,7 +36,9 @@ def assert_trained_exactly_once(folder, num_updates):
     states = Counter(group.state for group in reader.groups() if group.kind == "train")
     reader.close()
     consumed = Counter(group_id for window in windows for group_id in window.group_ids)
-    assert [window.step for window in windows] == list(range(1, num_updates + 1))
+    # A run that was stopped may have recorded a window that it did not come to train.
+    assert [window.step for window in windows][:num_updates] == list(range(1, num_updates + 1))
+    assert len(windows) - num_updates in {0, 1}
     assert set(consumed.values()) == {1}
     assert states["consumed"] == len(consumed)
     audit = subprocess.run([*COMMAND, "audit", str(folder)], capture_output=True, text=True, timeout=60, check=False)
@@ -48,7 +50,8 @@ def test_a_killed_worker_and_a_killed_engine_cost_nothing(run_arguments, tmp_pat
     process = start(
         *run_arguments,
         f"run.dir={folder}",
-        "train.num_updates=40",
+        "train.num_updates=100000",
+        "train.checkpoint_every=0",
         "train.max_staleness=2",
         "pool.lease_ttl_s=3",
         "actor.optimizer.lr=1e-4",
@@ -61,17 +64,22 @@ def test_a_killed_worker_and_a_killed_engine_cost_nothing(run_arguments, tmp_pat
     wait_for_updates(process, folder, len(rows(folder / "metrics.jsonl")) + 2)
 
     (engine,) = events(folder, "engine_started")
-    core = [pid for pid in descendants(engine["pid"])]
-    assert core, "the engine's core process is not below its actor"
-    os.kill(core[0], signal.SIGKILL)
+    os.kill(engine_core(engine["pid"]), signal.SIGKILL)
+    while not events(folder, "engine_restarted"):
+        assert process.popen.poll() is None, process.stderr[-3000:]
+        time.sleep(0.2)
+    wait_for_updates(process, folder, len(rows(folder / "metrics.jsonl")) + 2)
 
-    assert process.wait(300) == 0, process.stderr[-3000:]
+    left = descendants(process.popen.pid)
+    process.popen.terminate()
+    assert process.wait(60) == 1
+    assert "stopped by SIGTERM; the same command goes on" in process.stderr
+    wait_until_gone(left)
     assert events(folder, "worker_died")
-    assert events(folder, "engine_died"), "the death of an engine must be an event in the ledger"
-    assert "engine_died" in process.stderr, "and a line of the log"
-    assert len(events(folder, "engine_restarted")) == 1
+    assert len(events(folder, "engine_died")) == len(events(folder, "engine_restarted")) == 1
+    assert "engine_died" in process.stderr, "the death of an engine must be in the log, too"
     assert max(row["staleness_max"] for row in rows(folder / "metrics.jsonl")) <= 2
-    assert_trained_exactly_once(folder, 40)
+    assert_trained_exactly_once(folder, len(rows(folder / "metrics.jsonl")))
     reader = LedgerReader.open(folder / "ledger.db")
     leases = list(reader.leases())
     reader.close()
@@ -113,6 +121,15 @@ def test_a_killed_server_resumes(run_arguments, tmp_path):
     # Strictly on-policy while the weights move: each token's log-prob is that of the weights it trains.
     assert all(row["staleness_max"] == 0 for row in after)
     assert all(row["logprob_gap_max"] <= 1e-4 for row in after)
+
+
+def engine_core(actor_pid):
+    """vLLM's own process below an engine's actor."""
+    for pid in descendants(actor_pid):
+        with open(f"/proc/{pid}/cmdline") as command:
+            if "EngineCore" in command.read():
+                return pid
+    pytest.fail("the engine's core process is not below its actor")
 
 
 def wait_until_gone(pids):

@@ -4,19 +4,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from integration_tests.conftest import COMMAND
 from molt.train.actor.setup import RankSetup
 from molt.train.advantage import compute_advantages
 from molt.train.cluster.payloads import RayPayloadStore
 from molt.train.cluster.ranks import ActorGroup
 from molt.train.config import Config, load_config
 from molt.train.controller.results import experiences_into
-from molt.train.launch.environment import ray
 from molt.train.controller.run_folder import RunFolder
+from molt.train.launch.environment import ray
 from molt.train.pool.ledger import Ledger
 from molt.train.pool.pool import Pool
 from molt.train.window import build_window
-
-from integration_tests.conftest import COMMAND
 
 NUM_UPDATES = 5
 pytestmark = pytest.mark.timeout(420)

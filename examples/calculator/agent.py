@@ -1,4 +1,6 @@
-"""An agent with one tool, written against the plain OpenAI SDK. It runs unchanged against any compatible endpoint:
+"""An agent with one tool, written against the plain OpenAI SDK.
+
+It runs unchanged against any compatible endpoint:
 
 molt-agent try examples/calculator/agent.py --tasks TASKS.jsonl --base-url URL --api-key KEY --model NAME
 """
@@ -6,8 +8,9 @@ molt-agent try examples/calculator/agent.py --tasks TASKS.jsonl --base-url URL -
 import json
 import ssl
 
-from molt.agents import ChatAgent, ChatAgentRunner, Result
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from molt.agents import ChatAgent, ChatAgentRunner, Result
 
 MAX_TURNS = 4
 TOOLS = [
@@ -55,7 +58,7 @@ class Calculator(ChatAgent):
 
     async def solve(self, ctx, client):
         """The tool loop itself."""
-        messages, num_calls = list(ctx.messages), 0
+        messages, num_calls, answer = list(ctx.messages), 0, ""
         for _ in range(MAX_TURNS):
             response = await client.chat.completions.create(
                 model=ctx.model_name,
@@ -66,13 +69,13 @@ class Calculator(ChatAgent):
             )
             message = response.choices[0].message
             messages.append(message.model_dump(exclude_none=True))
+            answer = (message.content or "").strip()
             if not message.tool_calls:
                 break
             for call in message.tool_calls:
                 num_calls += 1
                 output = calculate(call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": output})
-        answer = (message.content or "").strip()
         return Result(reward=float(answer == ctx.label), info={"tool_calls": num_calls})
 
 

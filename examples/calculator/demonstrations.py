@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 from calculator.agent import TOOLS
-from calculator.tasks import OPERATORS, Expression, partial_value, question, value
+from calculator.tasks import OPERATORS, Expression, question, value
 
 GUESS_AT_ONCE = 0.5
 STOP_EARLY = 0.4

@@ -4,6 +4,7 @@ import sqlite3
 import httpx
 import msgspec
 import pytest
+
 from molt.agents.control import ControlApi
 from molt.agents.errors import FencedError
 from molt.agents.protocol import (
@@ -15,7 +16,6 @@ from molt.agents.protocol import (
     SessionRequest,
     SessionResult,
 )
-
 from molt.train.config import Config, ModelConfig, PoolConfig, RolloutConfig
 from molt.train.controller.results import experiences_into
 from molt.train.controller.rollouts import DeskSettings, RolloutDesk

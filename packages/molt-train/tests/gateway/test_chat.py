@@ -1,4 +1,5 @@
 """Chat Completions through the real openai SDK: whole, streamed, and in tool loops."""
+# ruff: noqa: TID252 - the folders of tests are no installed package
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -104,12 +105,16 @@ async def test_a_tool_loop_of_several_turns_is_one_row(bench):
     for streamed in (True, False, True):
         if streamed:
             async with caller.openai.chat.completions.stream(
-                model="m", messages=messages, tools=[{**CALCULATOR, "function": {**CALCULATOR["function"], "strict": True}}]
+                model="m",
+                messages=messages,
+                tools=[{**CALCULATOR, "function": {**CALCULATOR["function"], "strict": True}}],
             ) as manager:
                 message = (await manager.get_final_completion()).choices[0].message
         else:
             completion = await caller.openai.chat.completions.create(
-                model="m", messages=messages, tools=[{**CALCULATOR, "function": {**CALCULATOR["function"], "strict": True}}]
+                model="m",
+                messages=messages,
+                tools=[{**CALCULATOR, "function": {**CALCULATOR["function"], "strict": True}}],
             )
             message = completion.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
@@ -130,7 +135,11 @@ async def test_a_tool_loop_of_several_turns_is_one_row(bench):
 async def test_finish_reasons(bench):
     bench.serve(
         {"match": "cut", "text": "one two", "finish_reason": "length"},
-        {"match": "open call", "text": '<tool_call>\n{"name": "calculator", "arguments": {"a"', "finish_reason": "length"},
+        {
+            "match": "open call",
+            "text": '<tool_call>\n{"name": "calculator", "arguments": {"a"',
+            "finish_reason": "length",
+        },
         {"match": "then cut", "text": call("{}") + "\n<tool_call>\n{", "finish_reason": "length"},
         {"text": call("{}")},
     )
@@ -196,7 +205,10 @@ async def test_content_may_be_parts_null_or_absent(bench):
         {"role": "developer", "content": "rules"},
         {"role": "user", "content": parts},
         {"role": "assistant", "content": None, "tool_calls": [], "reasoning_content": "hm"},
-        {"role": "assistant", "tool_calls": [{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{bad"}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{bad"}}],
+        },
         {"role": "function", "name": "f", "content": "old"},
     ]
     response = await caller.post("/v1/chat/completions", {"messages": messages})

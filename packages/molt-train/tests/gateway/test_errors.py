@@ -1,4 +1,5 @@
 """Refusals, each in its wire's own shape, and none of them in a recording."""
+# ruff: noqa: TID252 - the folders of tests are no installed package
 
 import anthropic
 import openai
@@ -48,7 +49,9 @@ async def test_an_unknown_session_and_a_wrong_key_get_the_same_answer(bench):
     caller = bench.open()
     for path, read in ((CHAT, chat_error), (MESSAGES, messages_error)):
         wrong = read(await caller.post(path, {"messages": USER}, authorization="Bearer wrong"))
-        unknown = read(await bench.http.post(f"{bench.url}/s/unknown{path}", json={}, headers={"x-api-key": caller.key}))
+        unknown = read(
+            await bench.http.post(f"{bench.url}/s/unknown{path}", json={}, headers={"x-api-key": caller.key})
+        )
         assert wrong == unknown
         assert wrong[0] == 401
     with pytest.raises(openai.AuthenticationError):
@@ -151,7 +154,10 @@ async def test_a_bad_chat_request_names_its_field(bench, body, param):
             {"messages": [*USER, {"role": "user", "content": [{"type": "image", "source": {}}]}], "max_tokens": 5},
             "messages[1].content[0].source: ",
         ),
-        ({"messages": USER, "max_tokens": 5, "output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        (
+            {"messages": USER, "max_tokens": 5, "output_config": {"format": {"type": "json_schema"}}},
+            "output_config.format",
+        ),
         ({"messages": USER, "max_tokens": 5, "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice names 'f'"),
         ({"messages": USER, "max_tokens": 5, "tools": [{"description": "no name"}]}, "tools[0]: "),
     ],

@@ -1,4 +1,5 @@
 """Which recorded path a request continues, whatever its client did to the bytes; and what opens another row."""
+# ruff: noqa: TID252 - the folders of tests are no installed package
 
 import asyncio
 
@@ -11,7 +12,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 USER = {"role": "user", "content": "1 + 2?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
-REPLY = '<think>\nhm\n</think>\n\nI add.\n<tool_call>\n{"name": "calculator", "arguments": {"a": 1, "b": "\\u00fc"}}\n</tool_call>'
+REPLY = "<think>\nhm\n</think>\n\nI add.\n" + call('{"a": 1, "b": "\\u00fc"}')
 
 
 def said(text):
@@ -235,8 +236,12 @@ async def test_a_long_history_costs_what_is_new(bench, monkeypatch):
     caller = bench.open()
     converted, encoded = [], []
     convert, encode = ChatDialect.messages, type(bench.renderer)._encode_template
-    monkeypatch.setattr(ChatDialect, "messages", lambda self, raw, *rest: converted.append(raw) or convert(self, raw, *rest))
-    monkeypatch.setattr(type(bench.renderer), "_encode_template", lambda self, text: encoded.append(text) or encode(self, text))
+    monkeypatch.setattr(
+        ChatDialect, "messages", lambda self, raw, *rest: converted.append(raw) or convert(self, raw, *rest)
+    )
+    monkeypatch.setattr(
+        type(bench.renderer), "_encode_template", lambda self, text: encoded.append(text) or encode(self, text)
+    )
     messages, costs = [USER], []
     for turn in range(30):
         converted.clear(), encoded.clear()

@@ -1,4 +1,5 @@
 """Anthropic Messages through the real anthropic SDK: whole, streamed, counted, and in tool loops."""
+# ruff: noqa: TID252 - the folders of tests are no installed package
 
 import json
 
@@ -65,17 +66,27 @@ async def test_the_frames_of_a_stream_come_in_order(bench):
             kind = None
         else:
             assert data["index"] == index
-            allowed = {"text": ["text_delta"], "thinking": ["thinking_delta", "signature_delta"], "tool_use": ["input_json_delta"]}
+            allowed = {
+                "text": ["text_delta"],
+                "thinking": ["thinking_delta", "signature_delta"],
+                "tool_use": ["input_json_delta"],
+            }
             assert data["delta"]["type"] in allowed[kind]
             signed += data["delta"]["type"] == "signature_delta"
     assert (index, signed) == (3, 1)
-    sent = [data["delta"]["partial_json"] for name, data in frames if name == "content_block_delta" and "partial_json" in data["delta"]]
+    sent = [
+        data["delta"]["partial_json"]
+        for name, data in frames
+        if name == "content_block_delta" and "partial_json" in data["delta"]
+    ]
     assert sent == [ARGUMENTS, "{}"]
 
 
 async def test_a_tool_loop_is_one_row_and_a_failed_tool_says_so(bench):
     bench.serve(
-        {"text": f"<think>\nhm\n</think>\n\nAdding.\n{call('{}')}\n{call('{}')}"}, {"text": "It failed."}, {"text": "Bye."}
+        {"text": f"<think>\nhm\n</think>\n\nAdding.\n{call('{}')}\n{call('{}')}"},
+        {"text": "It failed."},
+        {"text": "Bye."},
     )
     caller = bench.open()
     system = [

@@ -74,7 +74,13 @@ def test_marks_count_where_they_belong_only():
 
 
 def test_a_broken_call_is_text_and_counted():
-    for body in ("{bad}", '{"name": "f", "arguments": {"a": 1,}}', '{"name": "f", "arguments": 3}', '{"arguments": {}}', "[]"):
+    for body in (
+        "{bad}",
+        '{"name": "f", "arguments": {"a": 1,}}',
+        '{"name": "f", "arguments": 3}',
+        '{"arguments": {}}',
+        "[]",
+    ):
         text = f"Say.\n<tool_call>\n{body}\n</tool_call>"
         assert read(text) == ("", text, [], {"tool_call_invalid": 1})
     text = f"<tool_call>bad</tool_call>\n{call('{}')}"
@@ -145,7 +151,9 @@ def test_any_tokens_in_any_chunks_read_as_the_whole(renderer, token_ids, draw):
     hidden = renderer.hidden_token_ids
 
     def run(*chunks):
-        reader = TokenReader(HermesParser().start(offers_tools=True), decode=renderer.decode, hidden=hidden, stops=("ab",))
+        reader = TokenReader(
+            HermesParser().start(offers_tools=True), decode=renderer.decode, hidden=hidden, stops=("ab",)
+        )
         return fold([event for chunk in chunks for event in reader.feed(chunk)] + reader.finish(None))
 
     cuts = sorted(draw.draw(st.lists(st.integers(0, len(token_ids)), max_size=6)))

@@ -1,4 +1,5 @@
 """Prompts of the model's own template, deltas behind an assistant's text, and templates that cannot do either."""
+# ruff: noqa: TID252 - the folders of tests are no installed package
 
 import json
 import shutil
@@ -55,9 +56,12 @@ def test_row_and_delta_are_the_whole_conversation(renderer):
 
 def test_a_reply_is_what_the_policy_would_sample(renderer):
     call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    reply = renderer.reply([USER], {"role": "assistant", "content": "ok <|im_end|>", "tool_calls": [call]}, [CALCULATOR])
+    reply = renderer.reply(
+        [USER], {"role": "assistant", "content": "ok <|im_end|>", "tool_calls": [call]}, [CALCULATOR]
+    )
     assert renderer.decode(reply) == (
-        '<think>\n\n</think>\n\nok <|im_end|>\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+        "<think>\n\n</think>\n\nok <|im_end|>\n"
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
     )
     assert [token_id in renderer.end_token_ids for token_id in reply] == [False] * (len(reply) - 1) + [True]
 
@@ -92,10 +96,13 @@ def test_generation_config_names_further_end_tokens(model_path, tmp_path):
 
 
 def test_a_template_that_only_knows_a_leading_system_message_gets_later_ones_in_the_user_turn(with_template):
-    strict = "{%- for m in messages %}{%- if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{%- endif %}{%- endfor %}"
+    late = "{%- if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{%- endif %}"
+    strict = "{%- for m in messages %}" + late + "{%- endfor %}"
     renderer = with_template(strict + CHATML)
     system = {"role": "system", "content": "S"}
-    prompt = renderer.decode(renderer.first_prompt([system, system, USER, {"role": "assistant", "content": "a"}, system], [], {}))
+    prompt = renderer.decode(
+        renderer.first_prompt([system, system, USER, {"role": "assistant", "content": "a"}, system], [], {})
+    )
     assert prompt == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nS\n\nhi<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
         "<|im_start|>user\nS<|im_end|>\n<|im_start|>assistant\n"

@@ -1,4 +1,5 @@
 """Time: tokens reach the client as they are sampled, waits are kept alive, and clients that leave free their engine."""
+# ruff: noqa: TID252 - the folders of tests are no installed package
 
 import asyncio
 import json
@@ -85,12 +86,13 @@ async def test_tokens_arrive_before_the_next_are_sampled(bench, path):
     engine = gated(bench, "one", " two", " three")
     caller = bench.open()
     headers = {"authorization": f"Bearer {caller.key}"}
+    engine.gate.release()  # the first token opens the stream
     async with bench.http.stream("POST", caller.url + path, json=BODIES[path], headers=headers) as response:
         seen, received = b"", response.aiter_raw()
         for expected in ("one", "one two", "one two three"):
-            engine.gate.release()
             while text_of(events(seen)) != expected:
                 seen += await anext(received)
+            engine.gate.release()
         seen += b"".join([piece async for piece in received])
     await until(lambda: caller.turns[0].status == "delivered")
     assert (len(caller.turns), caller.turns[0].versions) == (1, [7] * len(caller.turns[0].token_ids))
@@ -153,7 +155,9 @@ async def leave(bench, caller, path, body, engine):
     host, port = bench.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     content = json.dumps(body).encode()
-    head = f"POST {caller.url.removeprefix(bench.url)}{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {caller.key}\r\n"
+    head = (
+        f"POST {caller.url.removeprefix(bench.url)}{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {caller.key}\r\n"
+    )
     writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
     await until(lambda: engine.running)
     engine.gate.release()

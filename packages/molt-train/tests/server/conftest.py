@@ -3,8 +3,8 @@ import asyncio
 import httpx
 import pytest
 import pytest_asyncio
-from molt.agents.protocol import HeartbeatReply, LeaseReply, ResultReply, SessionReply
 
+from molt.agents.protocol import HeartbeatReply, LeaseReply, ResultReply, SessionReply
 from molt.train.observe.metrics import Metrics
 from molt.train.records.recording import Recording
 from molt.train.server import ApiError, HttpServer, bind, create_app

@@ -2,6 +2,7 @@ import asyncio
 
 import msgspec
 import pytest
+
 from molt.agents.protocol import (
     HeartbeatRequest,
     LeaseRequest,

@@ -93,9 +93,7 @@ def audit(run_dir: Path) -> AuditReport:
     return report
 
 
-def _audit_rollout(
-    row: RolloutRow, window: WindowRow, config: Config, report: AuditReport, tokens: _Tokens
-) -> int:
+def _audit_rollout(row: RolloutRow, window: WindowRow, config: Config, report: AuditReport, tokens: _Tokens) -> int:
     """Check one rollout; returns how many of its tokens were trained."""
     report.num_rollouts += 1
     if row.recording is None or row.outcome is None:

@@ -85,7 +85,9 @@ def _optimizer_step(
     grad_norm = _clip(trainer)
     totals.all_reduce()
     if not math.isfinite(grad_norm) or not math.isfinite(totals.loss_sum):
-        raise ActorError(f"update {step}: gradient norm {grad_norm}, loss sum {totals.loss_sum}: not finite, not applied")
+        raise ActorError(
+            f"update {step}: gradient norm {grad_norm}, loss sum {totals.loss_sum}: not finite, not applied"
+        )
     totals.grad_norms.append(grad_norm)
     totals.lr = trainer.optimizer.param_groups[0]["lr"]
     trainer.optimizer.step()
@@ -100,7 +102,9 @@ def action_logprobs(trainer: Trainer, batch: Batch) -> torch.Tensor:
         ).logits
     logits_NV = logits_BTV[batch.predicts_action_BT]
     # An inert row has no action: its zero keeps every rank's backward pass, and so its collectives, alike.
-    return gather_logprobs(logits_NV, batch.targets_N, temperature=trainer.temperature) + 0.0 * logits_BTV[:, 0, 0].sum()
+    return (
+        gather_logprobs(logits_NV, batch.targets_N, temperature=trainer.temperature) + 0.0 * logits_BTV[:, 0, 0].sum()
+    )
 
 
 def _compute_dtype(policy: Policy) -> contextlib.AbstractContextManager[object]:

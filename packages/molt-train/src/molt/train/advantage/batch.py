@@ -16,11 +16,11 @@ from molt.train.errors import ConfigError
 class RolloutBatch:
     """The rollouts of one window."""
 
-    rewards_R: Tensor  # noqa: N815
+    rewards_R: Tensor
     """float64 [R]"""
-    groups_R: Tensor  # noqa: N815
+    groups_R: Tensor
     """int64 [R]: equal where two rollouts answer the same prompt"""
-    num_actions_R: Tensor  # noqa: N815
+    num_actions_R: Tensor
     """int64 [R]: action tokens of the rollout over all its segments; may be 0"""
 
     def per_token(self, values_R: Tensor) -> Tensor:

@@ -37,6 +37,4 @@ class Admission:
         wanted = min(self._bound, self.updates_left * self._per_update) - self.held
         while self._pool.num_open + self._pool.num_ready < wanted:
             position = self._pool.next_position
-            self._pool.open_group(
-                self._order.at(position), kind="train", size=self._group_size, position=position
-            )
+            self._pool.open_group(self._order.at(position), kind="train", size=self._group_size, position=position)

@@ -19,9 +19,7 @@ class Evaluation:
 
     async def __call__(self, *, step: int, policy_version: int) -> dict[str, Any]:
         """Evaluate; the caller sees to it that the version stays the same meanwhile."""
-        ids = [
-            self._pool.open_group(task, kind="eval", size=self._num_samples, position=None) for task in self._tasks
-        ]
+        ids = [self._pool.open_group(task, kind="eval", size=self._num_samples, position=None) for task in self._tasks]
         while not await self._pool.wait_eval(ids, timeout_s=1.0):
             self._stall.check("evaluation rollouts")
         rollouts = [rollout for group in self._pool.take_eval(ids) for rollout in group.rollouts]

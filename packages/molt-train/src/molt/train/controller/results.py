@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from molt.agents.protocol import ResultReport, SessionResult
-
 from molt.train.experience import PayloadStore, make_experience, to_payload
 from molt.train.gateway.sessions import Session
 from molt.train.pool.groups import ExperiencesOf

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+
 from molt.agents.protocol import (
     HeartbeatReply,
     HeartbeatRequest,
@@ -25,7 +26,6 @@ from molt.agents.protocol import (
     SessionRequest,
     SessionResult,
 )
-
 from molt.train.config import Config
 from molt.train.controller.results import outcome_of, recording_of
 from molt.train.gateway.sessions import SamplingPolicy, Sessions

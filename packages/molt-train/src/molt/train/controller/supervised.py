@@ -32,19 +32,29 @@ class Renderer(Protocol):
 
     def first_prompt(
         self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """Token ids of a whole conversation, ready for the reply."""
+        ...
+
     def delta(
         self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """Token ids from the end of a reply, through new `messages`, to the next reply."""
+        ...
+
     def reply(
         self, history: Sequence[dict[str, Any]], message: dict[str, Any], tools: list[dict[str, Any]]
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """Token ids of the assistant's `message` as the policy would sample them."""
+        ...
 
 
 class SupervisedActor(Protocol):
     """The trained policy."""
 
-    async def train(self, windows: Sequence[TrainWindow], *, supervised: bool) -> StepReport: ...
+    async def train(self, windows: Sequence[TrainWindow], *, supervised: bool) -> StepReport:
+        """An optimizer step for each of `windows`."""
+        ...
 
 
 def read_conversations(path: Path) -> list[Conversation]:

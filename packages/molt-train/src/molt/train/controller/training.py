@@ -39,9 +39,17 @@ log = logging.getLogger(__name__)
 class Actor(Protocol):
     """The trained policy, all ranks of it."""
 
-    async def train(self, windows: Sequence[TrainWindow]) -> StepReport: ...
-    async def save(self, folder: Path, *, step: int) -> None: ...
-    async def load(self, folder: Path) -> int: ...
+    async def train(self, windows: Sequence[TrainWindow]) -> StepReport:
+        """One update: an optimizer step for each of `windows`."""
+        ...
+
+    async def save(self, folder: Path, *, step: int) -> None:
+        """Write a checkpoint of the state after update `step`."""
+        ...
+
+    async def load(self, folder: Path) -> int:
+        """Resume from a checkpoint; returns its step."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -139,9 +147,7 @@ class TrainingLoop:
         return None if kept else "no_usable_rollouts"
 
     def _usable(self, groups: list[Group], counts: Counter[str] | None = None) -> list[Group]:
-        result = usable(
-            groups, estimator_needs_group=self._needs_group, on_failed=self._config.pool.on_failed
-        )
+        result = usable(groups, estimator_needs_group=self._needs_group, on_failed=self._config.pool.on_failed)
         if counts is not None:
             counts.update({f"rollouts_{reason}": number for reason, number in result.dropped.items()})
         return result.kept

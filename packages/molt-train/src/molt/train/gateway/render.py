@@ -9,6 +9,7 @@ import inspect
 import re
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from molt.train.errors import ConfigError
 from molt.train.gateway.call import Message
 
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError)
+_NUM_REMEMBERED, _SHORT_BYTES = 256, 8 * 1024
+"""Prompts and deltas up to this length are remembered: the rollouts of a group share many of them."""
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters)
 _CONTROL_LOOK = re.compile(r"[<\[|].+[>\]|]", re.DOTALL)
 
@@ -76,6 +79,8 @@ class ChatRenderer:
         spellings = sorted(self.control_tokens, key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, spellings)) if spellings else r"(?!)")
         self._folds_system = not self._renders_late_system()
+        self._short_prompt = lru_cache(_NUM_REMEMBERED)(lambda key: self._first_prompt(*msgspec.json.decode(key)))
+        self._short_delta = lru_cache(_NUM_REMEMBERED)(lambda key: self._delta(*msgspec.json.decode(key)))
         self._delta_needs_tools = False
         try:
             self.first_prompt([{"role": "user", "content": "a"}], [], {})
@@ -91,18 +96,19 @@ class ChatRenderer:
         self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
     ) -> list[int]:
         """See `Renderer.first_prompt`."""
-        return self._encode_template(self._render(messages, tools, template_kwargs))
+        key = msgspec.json.encode((messages, tools, template_kwargs))
+        if len(key) <= _SHORT_BYTES:
+            return list(self._short_prompt(key))
+        return self._first_prompt(messages, tools, template_kwargs)
 
     def delta(
         self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
     ) -> list[int]:
         """See `Renderer.delta`."""
-        before = [{"role": "user", "content": ""}, {"role": "assistant", "content": self._sentinel}]
-        text = self._render([*before, *messages], tools if self._delta_needs_tools else [], template_kwargs)
-        parts = text.split(self._sentinel)
-        if len(parts) != 2:
-            raise RenderError("the chat template does not write an assistant's text as it is")
-        return self._encode_template(parts[1])
+        key = msgspec.json.encode((messages, tools if self._delta_needs_tools else [], template_kwargs))
+        if len(key) <= _SHORT_BYTES:
+            return list(self._short_delta(key))
+        return self._delta(messages, tools, template_kwargs)
 
     def reply(self, history: Sequence[Message], message: Message, tools: list[dict[str, Any]]) -> list[int]:
         """Token ids of an assistant's `message` after `history` as the policy would sample them, end token included.
@@ -132,6 +138,21 @@ class ChatRenderer:
     def decode(self, token_ids: list[int]) -> str:
         """See `Renderer.decode`."""
         return self._backend.decode(token_ids, skip_special_tokens=False)
+
+    def _first_prompt(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    ) -> list[int]:
+        return self._encode_template(self._render(messages, tools, template_kwargs))
+
+    def _delta(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    ) -> list[int]:
+        before = [{"role": "user", "content": ""}, {"role": "assistant", "content": self._sentinel}]
+        text = self._render([*before, *messages], tools if self._delta_needs_tools else [], template_kwargs)
+        parts = text.split(self._sentinel)
+        if len(parts) != 2:
+            raise RenderError("the chat template does not write an assistant's text as it is")
+        return self._encode_template(parts[1])
 
     def _load(self, path: str) -> None:
         try:
@@ -212,10 +233,8 @@ class ChatRenderer:
         return [self._guard(item) for item in value] if isinstance(value, list) else value
 
     def _encode_template(self, text: str) -> list[int]:
-        pieces = text.split(self._break)
-        if len(pieces) == 1:
-            return self._backend.encode(text, add_special_tokens=False).ids
-        return [token_id for piece in pieces for token_id in self._backend.encode(piece, add_special_tokens=False).ids]
+        encodings = [self._backend.encode(piece, add_special_tokens=False) for piece in text.split(self._break)]
+        return encodings[0].ids if len(encodings) == 1 else [i for encoding in encodings for i in encoding.ids]
 
 
 def _fold_late_system(messages: Sequence[Message]) -> list[Message]:

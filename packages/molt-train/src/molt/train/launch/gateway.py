@@ -59,9 +59,7 @@ def run_gateway(config: Config, *, script: Script | None) -> None:
 
 
 def _replace(config: Config, section: str, **values: str) -> Config:
-    return msgspec.structs.replace(
-        config, **{section: msgspec.structs.replace(getattr(config, section), **values)}
-    )
+    return msgspec.structs.replace(config, **{section: msgspec.structs.replace(getattr(config, section), **values)})
 
 
 async def _serve(config: Config, checked: Preflight, folder: RunFolder, engine: Engine | None) -> None:

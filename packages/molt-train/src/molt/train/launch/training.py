@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import secrets
+import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
@@ -18,6 +19,7 @@ from molt.train.controller.stall import StallGuard
 from molt.train.controller.training import Parts, TrainingLoop
 from molt.train.controller.workers import LocalWorkers
 from molt.train.engine.router import Router
+from molt.train.errors import RunError
 from molt.train.launch.environment import open_folder, ray, worker_environment
 from molt.train.launch.parts import Front, make_actor, make_fleet, make_front
 from molt.train.launch.preflight import Preflight, preflight
@@ -41,9 +43,7 @@ def run_training(config: Config, *, local_workers: bool) -> dict[str, Any]:
     return folder.summarise(seconds=time.monotonic() - started)
 
 
-async def _train(
-    config: Config, checked: Preflight, folder: RunFolder, *, token: str, local_workers: bool
-) -> None:
+async def _train(config: Config, checked: Preflight, folder: RunFolder, *, token: str, local_workers: bool) -> None:
     from molt.train.cluster.payloads import RayPayloadStore
 
     store, router = RayPayloadStore(), Router()
@@ -94,7 +94,7 @@ async def _train(
         evaluations.truncate_after(loop.step)
         workers = _local_workers(config, front, folder, ledger, token=token) if local_workers else None
         async with _serving(front, workers):
-            watchers = [serving.supervise(), front.desk.watch_leases()]
+            watchers = [serving.supervise(), front.desk.watch_leases(), _stop_when_told()]
             if workers:
                 watchers.append(workers.supervise())
             with view:
@@ -135,6 +135,14 @@ async def _serving(front: Front, workers: LocalWorkers | None) -> AsyncIterator[
             await workers.stop()
         await front.desk.close()
         await front.server.stop()
+
+
+async def _stop_when_told() -> None:
+    """Raises RunError on SIGTERM or SIGINT; what is on disk then is enough to go on from."""
+    told = asyncio.get_running_loop().create_future()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, lambda s=signum: told.done() or told.set_result(s.name))
+    raise RunError(f"stopped by {await told}; the same command goes on from the last checkpoint")
 
 
 async def _until_first_ends(main: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]) -> None:

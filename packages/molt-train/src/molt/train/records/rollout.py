@@ -3,8 +3,8 @@
 from typing import Any
 
 import msgspec
-from molt.agents.protocol import OutcomeKind
 
+from molt.agents.protocol import OutcomeKind
 from molt.train.records.experience import Experience
 
 

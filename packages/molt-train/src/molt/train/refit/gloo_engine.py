@@ -39,7 +39,10 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):
 
 
 class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
-    """Receives whole weights in checkpoint format. The CPU build prepacks linear weights, hence the layerwise reload."""
+    """Receives whole weights in checkpoint format.
+
+    The CPU build prepacks linear weights, so they are reloaded layer by layer.
+    """
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
@@ -69,14 +72,12 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
             raise RuntimeError("weights sent before the transfer group was joined")
 
         def weights() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, dtype, shape in zip(
-                update_info.names, update_info.dtype_names, update_info.shapes, strict=True
-            ):
+            for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
                 weight = torch.empty(shape, dtype=getattr(torch, dtype))
                 group.broadcast(weight)
                 yield name, weight
 
-        cast("Any", self.model).load_weights(weights())  # a method of vLLM's models that nn.Module does not declare
+        cast("Any", self.model).load_weights(weights())  # nn.Module declares no such method
 
     def finish_weight_update(self) -> None:
         """Put the model together again."""

@@ -16,17 +16,33 @@ from molt.train.refit.gloo_group import GlooGroup
 class SyncClient(Protocol):
     """The control plane of the engines: each call reaches all of them and returns when all have done it."""
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
-    def start_weight_update(self) -> None: ...
-    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None: ...
-    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Join the sender's group."""
+        ...
+
+    def start_weight_update(self) -> None:
+        """Hold the requests, and make ready for new weights."""
+        ...
+
+    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Receive what is being sent."""
+        ...
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Serve the new weights, and let the held requests go on."""
+        ...
 
 
 class WeightSender(Protocol):
     """One rank's end of the transfer. `send_weights` is called on every rank; rank 0 alone talks to the engines."""
 
-    def send_weights(self) -> None: ...
-    def shutdown(self) -> None: ...
+    def send_weights(self) -> None:
+        """Send every weight to every engine."""
+        ...
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        ...
 
 
 def make_sender(model: torch.nn.Module, *, rank: int, init: dict[str, Any], client: SyncClient) -> WeightSender:

@@ -6,6 +6,13 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from molt.agents.protocol import (
     API_PREFIX,
     HeartbeatReply,
@@ -19,13 +26,6 @@ from molt.agents.protocol import (
     SessionRequest,
     SessionResult,
 )
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from molt.train.observe.metrics import CONTENT_TYPE, Metrics
 from molt.train.records.recording import Recording
 from molt.train.server.errors import EXCEPTION_HANDLERS, ApiError, respond

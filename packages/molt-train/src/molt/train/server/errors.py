@@ -3,11 +3,11 @@
 from typing import Any
 
 import msgspec
-from molt.agents.protocol import ErrorDetail, ErrorReply
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from molt.agents.protocol import ErrorDetail, ErrorReply
 from molt.train.errors import MoltError
 
 TYPE_BY_STATUS = {

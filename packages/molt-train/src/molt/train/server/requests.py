@@ -7,9 +7,9 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
-from molt.agents.protocol import ResultReport, SessionRequest, SessionResult
 from starlette.requests import Request
 
+from molt.agents.protocol import ResultReport, SessionRequest, SessionResult
 from molt.train.server.errors import ApiError
 
 T = TypeVar("T")
