@@ -111,13 +111,13 @@ def calculator_tasks(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def run_arguments(calculator_policy, calculator_tasks) -> list[str]:
-    """`run` on the calculator with small windows; the run folder and what a test varies come after."""
+    """`run` with small windows and an agent whose rewards vary; the run folder and what a test varies come after."""
     return [
         "run",
         str(HERE / "config.toml"),
         f"model.path={calculator_policy}",
         f"data.path={calculator_tasks}",
-        f"agent.path={HERE / 'agent.py'}",
+        f"agent.path={Path(__file__).parent / 'agents' / 'talker.py'}",
         "train.groups_per_update=4",
         "rollout.group_size=4",
         "agent.concurrency=8",

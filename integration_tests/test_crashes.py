@@ -118,6 +118,7 @@ def test_a_killed_server_resumes(run_arguments, tmp_path):
     for old, new in zip(before[4:6], after[4:6], strict=True):
         assert new["loss"] == pytest.approx(old["loss"], abs=1e-6)
         assert new["num_action_tokens"] == old["num_action_tokens"]
+    assert all(row["grad_norm"] > 1e-3 for row in after), "nothing was learned from; the test compares nothing"
     # Strictly on-policy while the weights move: each token's log-prob is that of the weights it trains.
     assert all(row["staleness_max"] == 0 for row in after)
     assert all(row["logprob_gap_max"] <= 1e-4 for row in after)

@@ -8,8 +8,6 @@ import pytest
 from integration_tests.conftest import COMMAND
 from molt.train.actor.setup import RankSetup
 from molt.train.advantage import compute_advantages
-from molt.train.cluster.payloads import RayPayloadStore
-from molt.train.cluster.ranks import ActorGroup
 from molt.train.config import Config, load_config
 from molt.train.controller.results import experiences_into
 from molt.train.controller.run_folder import RunFolder
@@ -36,6 +34,9 @@ def recorded_run(run_arguments, tmp_path_factory):
 
 async def losses(config: Config, folder: Path, *, num_ranks: int) -> list[tuple[float, float]]:
     """(loss, gradient norm) of each recorded window, trained on `num_ranks` ranks."""
+    from molt.train.cluster.payloads import RayPayloadStore  # Ray is set up before it is imported
+    from molt.train.cluster.ranks import ActorGroup
+
     store = RayPayloadStore()
     ledger = Ledger(RunFolder(folder).ledger)
     pool = Pool(ledger, settings=config.pool, clock=lambda: 0.0, experiences_of=experiences_into(store))

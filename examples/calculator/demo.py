@@ -9,7 +9,7 @@ from typing import Any
 
 from calculator import policy, tasks
 from calculator.demonstrations import demonstrate
-from molt.train.config import Config, load_config
+from molt.train.config import Config, check, load_config
 from molt.train.launch import run_supervised, run_training
 
 HERE = Path(__file__).parent
@@ -21,6 +21,7 @@ def demo(out: Path, *, seed: int, overrides: Sequence[str], cache: Path) -> dict
 
     The warm policy is kept in `cache` and used again by runs of the same seed.
     """
+    check(load_config(HERE / "config.toml", overrides, Config))  # a slip in them must not cost a warm start
     training, held_out = tasks.expressions(seed)
     out.mkdir(parents=True, exist_ok=True)
     write_rows(out / "tasks.jsonl", [tasks.row(expression) for expression in training])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,14 +62,21 @@ class Bench:
         self.app: Any = None
         self.serve({"text": "hello"})
 
-    def serve(self, *lines: dict[str, Any], max_model_len: int = 32768, engine: Any = None, **settings: Any) -> None:
+    def serve(
+        self,
+        *lines: dict[str, Any],
+        max_model_len: int = 32768,
+        engine: Any = None,
+        renderer: Any = None,
+        **settings: Any,
+    ) -> None:
         script = [ScriptLine(**line) for line in lines]
         self.scripted = ScriptedEngine(script, self.model_path, max_model_len=max_model_len, log_path=self._log)
         self.sessions = Sessions()
         self.gateway = Gateway(
             self.sessions,
             engine=engine or self.scripted,
-            renderer=self.renderer,
+            renderer=renderer or self.renderer,
             parser=HermesParser(),
             settings=GatewayConfig(**{"hold_s": 0.0, **settings}),
             model_name=MODEL_NAME,
@@ -152,6 +160,21 @@ def bench(_server: Any, model_path: Path, renderer: ChatRenderer, tmp_path: Path
     bench = Bench(url, clients, model_path, renderer, tmp_path)
     holder["bench"] = bench
     return bench
+
+
+@pytest.fixture
+def with_template(model_path, tmp_path):
+    """A renderer of the scripted tokenizer with another template."""
+
+    def make(template, **settings):
+        folder = tmp_path / "model"
+        shutil.copytree(model_path, folder)
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        config |= {"chat_template": template, **settings}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        return ChatRenderer(folder)
+
+    return make
 
 
 async def until(condition: Any) -> None:

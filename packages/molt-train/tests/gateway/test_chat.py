@@ -140,7 +140,7 @@ async def test_finish_reasons(bench):
             "text": '<tool_call>\n{"name": "calculator", "arguments": {"a"',
             "finish_reason": "length",
         },
-        {"match": "then cut", "text": call("{}") + "\n<tool_call>\n{", "finish_reason": "length"},
+        {"match": "ended call", "text": call("{}") + "\n<tool_call>\n{", "finish_reason": "length"},
         {"text": call("{}")},
     )
     caller = bench.open()
@@ -157,7 +157,7 @@ async def test_finish_reasons(bench):
     opened = await finish("open call")
     assert (opened["finish_reason"], opened["calls"]) == ("length", [])
     assert opened["content"] == '<tool_call>\n{"name": "calculator", "arguments": {"a"'
-    assert (await finish("then cut"))["finish_reason"] == "length"
+    assert (await finish("ended call"))["finish_reason"] == "length"
     assert (await finish("x"))["finish_reason"] == "tool_calls"
     named = {"type": "function", "function": {"name": "calculator"}}
     assert (await finish("x", tool_choice=named))["finish_reason"] == "stop"

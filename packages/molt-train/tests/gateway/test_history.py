@@ -101,6 +101,19 @@ async def test_the_terminator_is_in_the_row_once(bench, finish_reason):
     )
 
 
+async def test_a_terminator_that_is_plain_text_is_not_mistaken_for_the_end_of_a_cut_reply(bench, with_template):
+    lines = "{%- for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{%- endfor %}{{ 'assistant: ' }}"
+    newline = bench.encode("\n")
+    reply = [*bench.encode("one"), *newline]
+    bench.serve({"token_ids": reply, "finish_reason": "length"}, {"text": "two"}, renderer=with_template(lines))
+    caller = bench.open()
+    assert (await chat(caller, USER))["content"] == "one\n"
+    await chat(caller, USER, said("one\n"), {"role": "user", "content": "more"})
+    assert parents(caller) == ["start", 0]
+    assert caller.turns[1].context_ids[:1] == newline, "the line break of the template, beside the sampled one"
+    bench.check_exact(caller)
+
+
 async def test_a_stop_strings_tokens_stay_and_the_terminator_follows(bench):
     bench.serve({"text": "alpha STOP beta"}, {"text": "two"})
     caller = bench.open()

@@ -7,9 +7,11 @@ from molt.train.gateway.call import Content, Reasoning, ToolCall
 from molt.train.gateway.detokenize import Detokenizer, StopFilter, TokenReader
 from molt.train.gateway.parse import HermesParser
 
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+TRICKY_BODY = '\n{"name": "g", "arguments": {"s": "</tool_call>\\""}}\n'
 PIECES = st.sampled_from(
     ["<think>", "</think>", "<tool_call>", "</tool_call>", "<", ">", "/", "t", "\n", " ", '"', "\\", "{", "}", "text",
-     '{"name": "f", "arguments": {"a": 1}}', '\n{"name": "g", "arguments": {"s": "</tool_call>\\""}}\n', "é", "😀"]
+     CALL, CALL[11:-12], TRICKY_BODY, "é", "😀"]
 )  # fmt: skip
 TEXTS = st.lists(PIECES, max_size=14).map("".join)
 OPTIONS = st.fixed_dictionaries(

@@ -1,7 +1,6 @@
 """Prompts of the model's own template, deltas behind an assistant's text, and templates that cannot do either."""
 # ruff: noqa: TID252 - the folders of tests are no installed package
 
-import json
 import shutil
 
 import pytest
@@ -16,21 +15,6 @@ CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
 )
-
-
-@pytest.fixture
-def with_template(model_path, tmp_path):
-    """A renderer of the scripted tokenizer with another template."""
-
-    def make(template, **settings):
-        folder = tmp_path / "model"
-        shutil.copytree(model_path, folder)
-        config = json.loads((folder / "tokenizer_config.json").read_text())
-        config |= {"chat_template": template, **settings}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        return ChatRenderer(folder)
-
-    return make
 
 
 def test_the_first_prompt_is_the_models_own(renderer):

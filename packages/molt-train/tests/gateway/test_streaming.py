@@ -10,6 +10,7 @@ import pytest
 
 from molt.train.engine.protocol import EngineChunk
 from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError
+from molt.train.gateway.exchange import Exchange
 
 from .conftest import until
 from .replies import events
@@ -139,10 +140,11 @@ async def test_a_client_that_leaves_is_aborted_after_the_grace(bench, path, stre
     assert not engine.running
 
 
-async def test_a_client_that_left_within_the_grace_leaves_an_undelivered_turn(bench):
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_left_within_the_grace_leaves_an_undelivered_turn(bench, stream):
     engine = gated(bench, "one", " two", grace_s=60.0)
     caller = bench.open()
-    await leave(bench, caller, "/v1/messages", BODIES["/v1/messages"], engine)
+    await leave(bench, caller, "/v1/messages", {**BODIES["/v1/messages"], "stream": stream}, engine)
     engine.gate.release()
     await until(lambda: caller.turns)
     assert (caller.turns[0].status, caller.turns[0].adopted) == ("undelivered", False)
@@ -183,6 +185,32 @@ async def test_closing_a_session_aborts_what_is_in_flight(bench):
     frames = events((await streamed).content)
     assert frames[-1][0] == "error"
     assert not any(name == "message_stop" for name, _ in frames)
+
+
+async def test_closing_a_session_refuses_what_is_still_queued(bench):
+    engine = gated(bench, "one", max_session_requests=1)
+    caller = bench.open()
+    calls = [asyncio.create_task(caller.post("/v1/chat/completions", {"messages": USER})) for _ in range(2)]
+    await until(lambda: engine.running and caller.session.slots._waiters)
+    await bench.sessions.close(caller.session.session_id)
+    assert [response.status_code for response in await asyncio.gather(*calls)] == [410, 410]
+    assert [turn.status for turn in caller.turns] == ["aborted"]
+
+
+async def test_nothing_follows_the_last_write(bench):
+    sent = []
+
+    async def send(message):
+        sent.append(message.get("body"))
+
+    scope = {"method": "POST", "path": "/", "headers": []}
+    exchange = Exchange(scope, send, send)
+    exchange.keep_alive(0.001, b"beat")
+    await until(lambda: b"beat" in sent)
+    await exchange.write_last(b"last")
+    await asyncio.sleep(0.01)
+    assert sent[-1] == b"last"
+    exchange.close()
 
 
 async def test_requests_beyond_the_sessions_limit_queue(bench):

@@ -106,9 +106,11 @@ def _audit_rollout(row: RolloutRow, window: WindowRow, config: Config, report: A
     trained: Counter[str] = Counter()
     for segment in row.recording.segments:
         report.num_segments += 1
-        for problem in _audit_segment(segment, turns, trained):
-            report.violation(f"rollout {row.rollout_id}, segment {segment.segment_id}: {problem}")
-        for problem in _audit_versions(segment, window, config.train.max_staleness):
+        problems = list(_audit_shape(segment, turns)) or [
+            *_audit_segment(segment, turns, trained),
+            *_audit_versions(segment, window, config.train.max_staleness),
+        ]
+        for problem in problems:
             report.violation(f"rollout {row.rollout_id}, segment {segment.segment_id}: {problem}")
     for turn_id, count in trained.items():
         if count > 1:
@@ -120,6 +122,16 @@ def _audit_rollout(row: RolloutRow, window: WindowRow, config: Config, report: A
 
 def _counts(kind: str, config: Config) -> bool:
     return kind in {"completed", "truncated"} or (kind != "infrastructure" and config.pool.on_failed == "zero_reward")
+
+
+def _audit_shape(segment: Segment, turns: dict[str, Turn]) -> Iterator[str]:
+    """What keeps a row from being looked at any closer."""
+    for turn_id in segment.turn_ids:
+        if turn_id not in turns:
+            yield f"turn {turn_id} is not in the recording"
+    row = (segment.token_ids, segment.action_mask, segment.logprobs, segment.versions)
+    if len({len(values) for values in row}) > 1:
+        yield f"its tokens, actions, log-probs and versions have lengths {[len(values) for values in row]}"
 
 
 def _audit_segment(segment: Segment, turns: dict[str, Turn], trained: Counter[str]) -> Iterator[str]:

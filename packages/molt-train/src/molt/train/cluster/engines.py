@@ -89,10 +89,10 @@ def _cause(error: RayTaskError, request_id: str) -> EngineError:
 
 
 class EngineFleet:
-    """All engines of a run. A dead one is started anew from `setup` and told apart by `on_change`.
+    """All engines of a run. `on_change` is told of starts, deaths and restarts.
 
-    A restarted engine holds the weights of the checkpoint it was started from, so it must be refitted before it serves:
-    `replace_dead` gives the new engines to the caller, who does that and then calls `admit`.
+    A restarted engine holds the weights of the checkpoint that it was started from, so it must be refitted before it
+    serves; that is its caller's to do.
     """
 
     def __init__(self, setup: VllmSetup, *, on_change: Callable[[str, dict[str, Any]], None]):

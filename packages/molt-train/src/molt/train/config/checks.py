@@ -9,6 +9,7 @@ GROUP_ESTIMATORS = ("grpo", "rloo", "group_mean")
 def check(config: Config) -> None:
     """Raise ConfigError for values out of range and for combinations that bias the learning or do nothing."""
     _check_ranges(config)
+    _check_probabilities(config)
     size, estimator = config.rollout.group_size, config.algorithm.estimator
     if estimator in GROUP_ESTIMATORS and size < 2:
         raise ConfigError(
@@ -61,9 +62,12 @@ def _check_ranges(config: Config) -> None:
         "engine.num_engines": config.engine.num_engines,
         "engine.tensor_parallel_size": config.engine.tensor_parallel_size,
         "engine.max_num_seqs": config.engine.max_num_seqs,
+        "engine.max_model_len": config.engine.max_model_len,
+        "engine.kv_cache_mb": config.engine.kv_cache_mb,
         "agent.concurrency": config.agent.concurrency,
         "data.eval_samples": config.data.eval_samples,
         "pool.max_attempts": config.pool.max_attempts,
+        "sft.batch_size": config.sft.batch_size,
     }
     for key, value in at_least_one.items():
         if value < 1:
@@ -80,10 +84,28 @@ def _check_ranges(config: Config) -> None:
     for key, value in not_negative.items():
         if value < 0:
             raise ConfigError(f"{key} is {value}; it must not be negative")
-    for key, value in (("rollout.temperature", config.rollout.temperature), ("rollout.top_p", config.rollout.top_p)):
+    above_zero = {
+        "run.stall_timeout": config.run.stall_timeout,
+        "rollout.timeout_s": config.rollout.timeout_s,
+        "pool.lease_ttl_s": config.pool.lease_ttl_s,
+        "actor.optimizer.max_grad_norm": config.actor.optimizer.max_grad_norm,
+    }
+    for key, value in above_zero.items():
+        if value <= 0:
+            raise ConfigError(f"{key} is {value}; it must be above 0")
+
+
+def _check_probabilities(config: Config) -> None:
+    rollout, algorithm = config.rollout, config.algorithm
+    for key, value in (("rollout.temperature", rollout.temperature), ("rollout.top_p", rollout.top_p)):
         if value <= 0:
             raise ConfigError(f"{key} is {value}; it must be above 0: every token needs a probability to learn from")
-    if config.rollout.top_p > 1:
-        raise ConfigError(f"rollout.top_p is {config.rollout.top_p}; it must be at most 1")
-    if not 0 < config.algorithm.gamma <= 1:
-        raise ConfigError(f"algorithm.gamma is {config.algorithm.gamma}; it must be above 0 and at most 1")
+    if rollout.top_p > 1:
+        raise ConfigError(f"rollout.top_p is {rollout.top_p}; it must be at most 1")
+    if not 0 < algorithm.gamma <= 1:
+        raise ConfigError(f"algorithm.gamma is {algorithm.gamma}; it must be above 0 and at most 1")
+    if not 0 <= algorithm.correction_low < algorithm.correction_high:
+        raise ConfigError(
+            f"algorithm.correction_low is {algorithm.correction_low} and algorithm.correction_high "
+            f"{algorithm.correction_high}; the first must be below the second, and not negative"
+        )

@@ -15,6 +15,7 @@ import numpy as np
 from molt.train.config import Config
 from molt.train.errors import ConfigError
 from molt.train.experience import PayloadStore
+from molt.train.gateway.render import RenderError
 from molt.train.records.experience import Experience, Payload
 from molt.train.records.window import Row, StepReport, TrainWindow
 from molt.train.window import lay_out
@@ -69,7 +70,9 @@ def read_conversations(path: Path) -> list[Conversation]:
             conversation = msgspec.json.decode(line, type=Conversation)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}:{number}: not a conversation with `messages`: {error}") from None
-        if not any(message.get("role") == "assistant" for message in conversation.messages):
+        if not all(isinstance(message.get("role"), str) for message in conversation.messages):
+            raise ConfigError(f"{path}:{number}: a message without a role; it must have one, such as 'user'")
+        if not any(message["role"] == "assistant" for message in conversation.messages):
             raise ConfigError(f"{path}:{number}: no message of the assistant, so there is nothing to learn from")
         conversations.append(conversation)
     if not conversations:
@@ -77,8 +80,22 @@ def read_conversations(path: Path) -> list[Conversation]:
     return conversations
 
 
+def to_rows(conversations: Sequence[Conversation], renderer: Renderer, *, path: str) -> list[Payload]:
+    """The token rows of the conversations that the lines of `path` hold.
+
+    Raises ConfigError naming the line where the chat template cannot render one.
+    """
+    rows: list[Payload] = []
+    for number, conversation in enumerate(conversations, start=1):
+        try:
+            rows.append(to_row(conversation, renderer))
+        except RenderError as error:
+            raise ConfigError(f"{path}:{number}: {error}") from None
+    return rows
+
+
 def to_row(conversation: Conversation, renderer: Renderer) -> Payload:
-    """The token row of a conversation, up to its last assistant message."""
+    """The token row of a conversation, up to its last assistant message. Raises RenderError."""
     messages, tools = conversation.messages, conversation.tools
     replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     ids: list[int] = []

@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 import time
-from array import array
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -18,7 +17,7 @@ from molt.train.gateway.detokenize import TokenReader
 from molt.train.gateway.prompt import Model, Prompt
 from molt.train.gateway.sampling import effective_sampling
 from molt.train.gateway.sessions import Session
-from molt.train.gateway.turns import TurnNode
+from molt.train.gateway.turns import TurnNode, pack, pack_floats
 from molt.train.records.turn import TurnStatus
 
 UNKNOWN_VERSION = -1
@@ -231,10 +230,10 @@ class Run:
             response_id=reply.response_id,
             sampling=msgspec.to_builtins(self.sampling),
             prompt_length=len(prompt.token_ids),
-            context_ids=array("i", prompt.context_ids),
-            token_ids=array("i", reply.token_ids),
-            logprobs=array("d", reply.logprobs),
-            versions=array("i", self._versions + [UNKNOWN_VERSION] * (len(reply.token_ids) - len(self._versions))),
+            context_ids=pack(prompt.context_ids),
+            token_ids=pack(reply.token_ids),
+            logprobs=pack_floats(reply.logprobs),
+            versions=pack(self._versions + [UNKNOWN_VERSION] * (len(reply.token_ids) - len(self._versions))),
             finish_reason=finish_reason,
             status=status,
         )

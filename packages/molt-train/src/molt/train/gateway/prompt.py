@@ -65,8 +65,7 @@ async def prepare(model: Model, session: Session, call: ModelCall, dialect: Dial
         except RenderError:
             match = Match(opened_by="delta_unrenderable")
         else:
-            ended_by = match.parent.token_ids[-1] if match.parent.token_ids else None
-            if context_ids and context_ids[0] == ended_by and ended_by in renderer.end_token_ids:
+            if context_ids and context_ids[0] == match.parent.last_token and context_ids[0] in renderer.end_token_ids:
                 del context_ids[0]
     if context_ids is None:
         try:

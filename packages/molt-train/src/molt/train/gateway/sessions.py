@@ -83,12 +83,12 @@ class Session:
             TimeoutError: A generation did not end within `CLOSE_LIMIT_S`.
         """
         self.state = "closed"
-        if not self._running:
-            return
-        self._idle.clear()
-        await asyncio.gather(*(generation.abort() for generation in tuple(self._running)))
-        async with asyncio.timeout(CLOSE_LIMIT_S):
-            await self._idle.wait()
+        if self._running:
+            self._idle.clear()
+            await asyncio.gather(*(generation.abort() for generation in tuple(self._running)))
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await self._idle.wait()
+        self.tree.seal()
 
 
 class Sessions:

@@ -15,6 +15,7 @@ from molt.train.gateway.history import History, MessageCache
 from molt.train.records.turn import Turn, TurnStatus, Wire
 
 _MAX_CACHED_ROWS = 4
+_ID_BYTES = array("i").itemsize
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -27,7 +28,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class TurnNode(msgspec.Struct, kw_only=True, eq=False, gc=False):
-    """One model call in the tree. Arrays: a stored token costs 16 bytes, and garbage collection does not visit them."""
+    """One model call in the tree. Packed numbers: a token costs 20 bytes, and no garbage collection visits them."""
 
     turn_id: str
     wire: Wire
@@ -39,10 +40,10 @@ class TurnNode(msgspec.Struct, kw_only=True, eq=False, gc=False):
     response_id: str
     sampling: dict[str, Any]
     prompt_length: int
-    context_ids: "array[int]"
-    token_ids: "array[int]"
-    logprobs: "array[float]"
-    versions: "array[int]"
+    context_ids: bytes
+    token_ids: bytes
+    logprobs: bytes
+    versions: bytes
     finish_reason: str
     status: TurnStatus = "undelivered"
     continued: bool = False
@@ -50,6 +51,26 @@ class TurnNode(msgspec.Struct, kw_only=True, eq=False, gc=False):
     has_child: bool = False
     twin: "TurnNode | None" = None
     """The turn recorded before this one whose path reads the same."""
+
+    @property
+    def last_token(self) -> int | None:
+        """The last token sampled."""
+        return unpack(self.token_ids[-_ID_BYTES:])[0] if self.token_ids else None
+
+
+def pack(ids: list[int]) -> bytes:
+    """Token ids or versions as they are stored."""
+    return array("i", ids).tobytes()
+
+
+def unpack(packed: bytes) -> list[int]:
+    """Token ids or versions again."""
+    return array("i", packed).tolist()
+
+
+def pack_floats(values: list[float]) -> bytes:
+    """Log-probs as they are stored: not a bit is lost."""
+    return array("d", values).tobytes()
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -81,7 +102,7 @@ class TurnTree:
             link = history.links[index]
             twins = self._twins(history.paths[index - history.num_system + 1]) if link.role == "assistant" else []
             if candidates := [node for node in twins if node.frame == frame]:
-                return Match(parent=_likeliest(candidates, link.turn_id, named), last_link=index)
+                return Match(parent=_likeliest(candidates, named), last_link=index)
             if twins and changed is None:
                 changed = "system_changed" if twins[0].frame.system != frame.system else "tools_changed"
         return Match(opened_by=changed or self._reason(history, frame))
@@ -111,8 +132,15 @@ class TurnTree:
         self._requests.add((node.request, node.frame))
         if node.parent:
             self._rows.pop(node.parent.turn_id, None)
-        self._keep_row(node, [*prompt, *node.token_ids])
+        self._keep_row(node, prompt + unpack(node.token_ids))
         return fork
+
+    def seal(self) -> None:
+        """Keep the turns only: no request is to be matched any more."""
+        self.messages = MessageCache()
+        self._by_path.clear()
+        self._requests.clear()
+        self._rows.clear()
 
     def turns(self, session_id: str) -> list[Turn]:
         """The turns as records."""
@@ -130,10 +158,10 @@ class TurnTree:
                 auxiliary=node.turn_id in auxiliary,
                 finish_reason=node.finish_reason,
                 prompt_length=node.prompt_length,
-                context_ids=node.context_ids.tolist(),
-                token_ids=node.token_ids.tolist(),
-                logprobs=node.logprobs.tolist(),
-                versions=node.versions.tolist(),
+                context_ids=unpack(node.context_ids),
+                token_ids=unpack(node.token_ids),
+                logprobs=array("d", node.logprobs).tolist(),
+                versions=unpack(node.versions),
                 sampling=node.sampling,
             )
             for node in self.nodes
@@ -165,11 +193,7 @@ class TurnTree:
     def _row(self, node: TurnNode) -> list[int]:
         row = self._rows.get(node.turn_id)
         if row is None:
-            tokens = array("i")
-            for turn in _path(node):
-                tokens.extend(turn.context_ids)
-                tokens.extend(turn.token_ids)
-            row = tokens.tolist()
+            row = unpack(b"".join([packed for turn in _path(node) for packed in (turn.context_ids, turn.token_ids)]))
             self._keep_row(node, row)
         return row
 
@@ -207,13 +231,10 @@ def _path(node: TurnNode) -> list[TurnNode]:
     return path[::-1]
 
 
-def _likeliest(candidates: list[TurnNode], turn_id: str | None, named: set[str]) -> TurnNode:
-    """Of turns that read the same: the one that the request names, else the one whose path it names most of."""
+def _likeliest(candidates: list[TurnNode], named: set[str]) -> TurnNode:
+    """Of turns that read the same, the latest first: the one whose path has most of the turns that a request names."""
     if len(candidates) == 1:
         return candidates[0]
-    for node in candidates:
-        if node.turn_id == turn_id:
-            return node
     return max(
         candidates, key=lambda node: (len(named & {turn.turn_id for turn in _path(node)}), node.status == "delivered")
     )

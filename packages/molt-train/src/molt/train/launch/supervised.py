@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from molt.train.config import Config
+from molt.train.config import Config, check
 from molt.train.controller.run_folder import RunFolder
-from molt.train.controller.supervised import read_conversations, to_row, train_supervised
+from molt.train.controller.supervised import read_conversations, to_rows, train_supervised
 from molt.train.launch.environment import open_folder, ray
 from molt.train.launch.parts import make_actor
 from molt.train.launch.preflight import load_renderer, require
@@ -20,10 +20,10 @@ def run_supervised(config: Config) -> dict[str, Any]:
 
     Raises ConfigError before anything is started, RunError when the run cannot go on.
     """
+    check(config)
     require(config, "model.path", "data.path", "run.dir")
     conversations = read_conversations(Path(config.data.path))
-    renderer = load_renderer(config.model.path)
-    rows = [to_row(conversation, renderer) for conversation in conversations]
+    rows = to_rows(conversations, load_renderer(config.model.path), path=config.data.path)
     folder = open_folder(config, secret="")
     with ray(config, folder):
         return asyncio.run(_train(config, rows, folder))

@@ -1,0 +1,200 @@
+"""The router: sessions stick to an engine, others go where least is running, the dead leave, and requests wait."""
+
+import asyncio
+
+import pytest
+
+from molt.train.engine import router as router_module
+from molt.train.engine.protocol import EngineChunk, EngineRequest, EngineSampling
+from molt.train.engine.router import Router
+from molt.train.errors import EngineDeadError, EngineError
+
+
+def ask(name, affinity=""):
+    return EngineRequest(
+        request_id=name, prompt_token_ids=[1], sampling=EngineSampling(max_tokens=1), affinity=affinity
+    )
+
+
+CHUNK = EngineChunk(token_ids=[1], logprobs=[-0.5], versions=[0], finish_reason="stop")
+
+
+class Engine:
+    """Answers at once, or when it is told to; fails as its fault says."""
+
+    def __init__(self, *, fault=None, holds=False):
+        self.fault = fault
+        self.seen, self.aborted = [], []
+        self.go_on = asyncio.Event()
+        if not holds:
+            self.go_on.set()
+
+    async def generate(self, request):
+        self.seen.append(request.request_id)
+        await self.go_on.wait()
+        if self.fault:
+            raise self.fault
+        return CHUNK
+
+    async def stream(self, request):
+        yield await self.generate(request)
+        yield CHUNK
+
+    async def abort(self, request_id):
+        self.aborted.append(request_id)
+
+
+def router_over(*engines):
+    router = Router()
+    for index, engine in enumerate(engines):
+        router.admit(index, engine)
+    return router
+
+
+async def settle():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_session_sticks_to_its_engine_however_loaded_that_is():
+    busy, idle = Engine(holds=True), Engine(holds=True)
+    router = router_over(busy, idle)
+    tasks = [asyncio.create_task(router.generate(ask(f"r{i}", affinity="s"))) for i in range(5)]
+    await settle()
+    assert (len(busy.seen), len(idle.seen)) == (5, 0)
+    busy.go_on.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_new_session_goes_where_least_is_running():
+    engines = [Engine(holds=True) for _ in range(3)]
+    router = router_over(*engines)
+    tasks = [asyncio.create_task(router.generate(ask(f"r{i}", affinity=f"s{i}"))) for i in range(7)]
+    await settle()
+    assert sorted(len(engine.seen) for engine in engines) == [2, 2, 3]
+    for engine in engines:
+        engine.go_on.set()
+    await asyncio.gather(*tasks)
+    assert (router.num_running, router.num_finished) == (0, 7)
+
+
+async def test_finished_requests_no_longer_count_as_load():
+    first, second = Engine(), Engine(holds=True)
+    router = router_over(first, second)
+    for i in range(3):
+        await router.generate(ask(f"r{i}", affinity=f"s{i}"))
+    assert len(first.seen) == 3
+
+
+async def test_requests_without_a_session_are_spread():
+    engines = [Engine(holds=True), Engine(holds=True)]
+    router = router_over(*engines)
+    tasks = [asyncio.create_task(router.generate(ask(f"r{i}"))) for i in range(4)]
+    await settle()
+    assert [len(engine.seen) for engine in engines] == [2, 2]
+    for engine in engines:
+        engine.go_on.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_dead_engine_leaves_and_its_sessions_move():
+    dead, other = Engine(fault=EngineDeadError("gone")), Engine()
+    router = router_over(dead, other)
+    with pytest.raises(EngineDeadError):
+        await router.generate(ask("r1", affinity="s"))
+    assert await router.generate(ask("r2", affinity="s")) == CHUNK
+    assert (dead.seen, other.seen) == (["r1"], ["r2"])
+    assert router.num_running == 0
+
+
+async def test_a_dead_engine_leaves_after_a_stream_too():
+    dead, other = Engine(fault=EngineDeadError("gone")), Engine()
+    router = router_over(dead, other)
+    with pytest.raises(EngineDeadError):
+        async for _ in router.stream(ask("r1", affinity="s")):
+            pass
+    assert [chunk async for chunk in router.stream(ask("r2", affinity="s"))] == [CHUNK, CHUNK]
+
+
+async def test_an_engine_that_failed_one_request_stays():
+    engine = Engine(fault=EngineError("no room to sample"))
+    router = router_over(engine)
+    with pytest.raises(EngineError, match="no room"):
+        await router.generate(ask("r1"))
+    engine.fault = None
+    assert await router.generate(ask("r2")) == CHUNK
+
+
+async def test_requests_wait_while_no_engine_is_up():
+    router = Router()
+    early = asyncio.create_task(router.generate(ask("r1")))
+    await settle()
+    assert not early.done()
+    router.admit(0, Engine())
+    assert await early == CHUNK
+
+
+async def test_requests_wait_again_after_the_last_engine_left():
+    router = router_over(Engine())
+    router.remove(0)
+    router.remove(5)  # unknown numbers are ignored
+    waiting = asyncio.create_task(router.generate(ask("r1")))
+    await settle()
+    assert not waiting.done()
+    router.admit(0, Engine())
+    assert await waiting == CHUNK
+
+
+async def test_a_request_of_an_old_engine_does_not_take_out_the_one_restarted_under_its_number():
+    old, new = Engine(fault=EngineDeadError("gone"), holds=True), Engine()
+    router = router_over(old)
+    late = asyncio.create_task(router.generate(ask("r1", affinity="s")))
+    await settle()
+    router.remove(0)
+    router.admit(0, new)
+    old.go_on.set()
+    with pytest.raises(EngineDeadError):
+        await late
+    assert await router.generate(ask("r2", affinity="s")) == CHUNK
+    assert new.seen == ["r2"]
+
+
+async def test_an_abort_reaches_the_engine_that_runs_the_request():
+    engines = [Engine(holds=True), Engine(holds=True)]
+    router = router_over(*engines)
+    tasks = [asyncio.create_task(router.generate(ask(name))) for name in ("a", "b")]
+    await settle()
+    await router.abort("b")
+    await router.abort("never heard of")
+    (runs_b,) = [engine for engine in engines if "b" in engine.seen]
+    assert [engine.aborted for engine in engines] == [["b"] if engine is runs_b else [] for engine in engines]
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_stream_that_its_reader_leaves_is_no_load_any_more():
+    engine = Engine()
+    router = router_over(engine)
+    stream = router.stream(ask("r1"))
+    await anext(stream)
+    assert router.num_running == 1
+    await stream.aclose()
+    assert (router.num_running, router.num_finished) == (0, 1)
+
+
+async def test_sessions_that_have_not_asked_for_long_are_forgotten(monkeypatch):
+    monkeypatch.setattr(router_module, "MAX_PLACES", 2)
+    first, second = Engine(holds=True), Engine(holds=True)
+    router = router_over(first, second)
+    tasks = [asyncio.create_task(router.generate(ask("r0", affinity="old")))]
+    await settle()
+    tasks += [asyncio.create_task(router.generate(ask(f"r{i}", affinity=f"new{i}"))) for i in (1, 2, 3)]
+    await settle()
+    assert ("r0" in first.seen, len(first.seen), len(second.seen)) == (True, 2, 2)
+    second.go_on.set()
+    await settle()
+    tasks.append(asyncio.create_task(router.generate(ask("r4", affinity="old"))))
+    await settle()
+    assert "r4" in second.seen, "its place is forgotten, so it goes where least is running"
+    first.go_on.set()
+    await asyncio.gather(*tasks)

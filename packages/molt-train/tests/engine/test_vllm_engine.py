@@ -1,0 +1,250 @@
+"""The vLLM engine with a stand-in for vLLM itself: what it asks of it, and what it makes of the answers."""
+
+import asyncio
+import enum
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from molt.train.config import EngineConfig
+from molt.train.engine.protocol import EngineChunk, EngineRequest, EngineSampling
+from molt.train.engine.vllm import VllmEngine, VllmSetup
+from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError
+
+
+class Kind(enum.Enum):
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class DeadError(Exception):
+    """vLLM's own."""
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch):
+    """Modules with the few names that the engine imports: the real ones take ten seconds."""
+    contents = {
+        "vllm": {"SamplingParams": SimpleNamespace, "TokensPrompt": dict},
+        "vllm.sampling_params": {"RequestOutputKind": Kind},
+        "vllm.v1.engine.exceptions": {"EngineDeadError": DeadError},
+        "vllm.distributed.weight_transfer.base": {
+            "WeightTransferInitRequest": SimpleNamespace,
+            "WeightTransferUpdateRequest": SimpleNamespace,
+        },
+    }
+    for name, values in contents.items():
+        module = ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def output(token_ids, *, spans=(), finish=None, stop=None, logprobs=True, cached=None):
+    steps = [{token: SimpleNamespace(logprob=-0.5 - i)} for i, token in enumerate(token_ids)]
+    completion = SimpleNamespace(
+        token_ids=token_ids,
+        logprobs=steps if logprobs else None,
+        weight_versions=[SimpleNamespace(version=v, start=a, end=b) for v, a, b in spans] or None,
+        finish_reason=finish,
+        stop_reason=stop,
+    )
+    return SimpleNamespace(outputs=[completion], num_cached_tokens=cached)
+
+
+class Llm:
+    """Stands for AsyncLLM: gives the outputs that the test has laid out, or fails."""
+
+    def __init__(self):
+        self.outputs, self.fault, self.errored = [], None, False
+        self.calls, self.log = [], []
+
+    async def generate(self, prompt, params, request_id):
+        self.calls.append((prompt, params, request_id))
+        for out in self.outputs:
+            yield out
+        if self.fault:
+            raise self.fault
+
+    async def abort(self, request_id):
+        self.log.append(("abort", request_id))
+
+    async def pause_generation(self, **options):
+        self.log.append(("pause", options))
+
+    async def start_weight_update(self):
+        self.log.append(("start",))
+
+    async def update_weights(self, request):
+        self.log.append(("update", request.update_info))
+
+    async def finish_weight_update(self, version):
+        self.log.append(("finish", version))
+
+    async def resume_generation(self):
+        self.log.append(("resume",))
+
+    def shutdown(self):
+        self.log.append(("shutdown",))
+
+
+@pytest.fixture
+def llm():
+    return Llm()
+
+
+@pytest.fixture
+def engine(llm):
+    engine = VllmEngine(VllmSetup(model_path="m", engine=EngineConfig(), seed=0, cuda=False, version=3))
+    engine._llm = llm  # what `start` would have loaded
+    return engine
+
+
+def request(**sampling):
+    return EngineRequest(
+        request_id="r", prompt_token_ids=[1, 2], sampling=EngineSampling(**{"max_tokens": 7, **sampling})
+    )
+
+
+async def test_every_sampling_field_is_passed_on(engine, llm):
+    llm.outputs = [output([5], finish="stop")]
+    sampling = {
+        "max_tokens": 9,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 4,
+        "min_p": 0.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "seed": 11,
+    }
+    await engine.generate(request(**sampling, stop=("END",)))
+    ((_, params, request_id),) = llm.calls
+    assert {name: getattr(params, name) for name in sampling} == sampling
+    assert (params.stop, params.detokenize) == (["END"], True)
+    assert params.logprobs == 0, "the log-prob of the sampled token alone"
+    assert request_id == "r"
+
+
+async def test_text_is_made_only_where_a_stop_string_needs_it(engine, llm):
+    llm.outputs = [output([5], finish="stop")]
+    await engine.generate(request())
+    assert llm.calls[0][1].detokenize is False
+
+
+async def test_a_whole_answer_is_asked_for_whole_and_a_stream_in_pieces(engine, llm):
+    llm.outputs = [output([5], finish="stop")]
+    await engine.generate(request())
+    [_ async for _ in engine.stream(request())]
+    assert [params.output_kind for _, params, _ in llm.calls] == [Kind.FINAL_ONLY, Kind.DELTA]
+
+
+async def test_the_prompts_cache_is_salted_with_the_version_that_is_served(engine, llm):
+    llm.outputs = [output([5], finish="stop")]
+    await engine.generate(request())
+    await engine.start_weight_update()
+    await engine.finish_weight_update(4)
+    await engine.generate(request())
+    assert [prompt for prompt, _, _ in llm.calls] == [
+        {"prompt_token_ids": [1, 2], "cache_salt": "3"},
+        {"prompt_token_ids": [1, 2], "cache_salt": "4"},
+    ]
+
+
+async def test_an_answer_has_ids_log_probs_and_the_version_of_every_token(engine, llm):
+    llm.outputs = [output([5, 6, 7], spans=[("3", 0, 2), ("4", 2, 3)], finish="stop", cached=2)]
+    assert await engine.generate(request()) == EngineChunk(
+        token_ids=[5, 6, 7],
+        logprobs=[-0.5, -1.5, -2.5],
+        versions=[3, 3, 4],
+        finish_reason="stop",
+        stop_string=None,
+        num_cached_tokens=2,
+    )
+
+
+async def test_a_stream_has_the_versions_of_all_its_tokens_in_its_last_chunk(engine, llm):
+    llm.outputs = [output([5]), output([6, 7], spans=[("3", 0, 1), ("4", 1, 3)], finish="length")]
+    chunks = [chunk async for chunk in engine.stream(request())]
+    assert [(chunk.token_ids, chunk.versions, chunk.finish_reason) for chunk in chunks] == [
+        ([5], [], None),
+        ([6, 7], [3, 4, 4], "length"),
+    ]
+
+
+async def test_a_matched_stop_string_is_named_and_an_end_token_is_not(engine, llm):
+    llm.outputs = [output([5], finish="stop", stop="END")]
+    assert (await engine.generate(request(stop=("END",)))).stop_string == "END"
+    llm.outputs = [output([5], finish="stop", stop=151645)]
+    assert (await engine.generate(request())).stop_string is None
+
+
+async def test_a_last_chunk_without_tokens_is_no_fault(engine, llm):
+    llm.outputs = [output([], logprobs=False, finish="abort")]
+    chunk = await engine.generate(request())
+    assert (chunk.token_ids, chunk.logprobs, chunk.finish_reason) == ([], [], "abort")
+
+
+async def test_a_token_without_its_log_prob_is_never_passed_on(engine, llm):
+    llm.outputs = [output([5], logprobs=False, finish="stop")]
+    with pytest.raises(EngineError):
+        await engine.generate(request())
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (DeadError("core is gone"), EngineDeadError),
+        (asyncio.QueueFull("full"), EngineOverloadedError),
+        (ValueError("prompt too long"), EngineError),
+        (RuntimeError("odd"), EngineError),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_faults_of_vllm_are_told_in_the_engines_own_terms(engine, llm, fault, expected, streamed):
+    llm.outputs, llm.fault = [output([5])], fault
+
+    async def ask():
+        return [_ async for _ in engine.stream(request())] if streamed else await engine.generate(request())
+
+    with pytest.raises(EngineError, match="request r: ") as caught:
+        await ask()
+    assert type(caught.value) is expected
+
+
+async def test_an_engine_that_says_nothing_has_failed(engine):
+    with pytest.raises(EngineError, match="ended without an output"):
+        await engine.generate(request())
+
+
+async def test_requests_that_come_in_while_weights_change_wait_for_the_new_version(engine, llm):
+    llm.outputs = [output([5], finish="stop")]
+    await engine.start_weight_update()
+    waiting = asyncio.create_task(engine.generate(request()))
+    await asyncio.sleep(0)
+    assert (llm.calls, waiting.done()) == ([], False)
+    await engine.update_weights({"names": ["w"]})
+    await engine.finish_weight_update(4)
+    await waiting
+    assert llm.calls[0][0]["cache_salt"] == "4"
+    assert await engine.check_health() == 4
+
+
+async def test_an_update_pauses_with_what_was_sampled_and_resumes_after_the_version_is_told(engine, llm):
+    await engine.start_weight_update()
+    await engine.update_weights({"names": ["w"]})
+    await engine.finish_weight_update(4)
+    assert llm.log == [
+        ("pause", {"mode": "keep", "clear_cache": False}),
+        ("start",),
+        ("update", {"names": ["w"]}),
+        ("finish", "4"),
+        ("resume",),
+    ]
+
+
+async def test_an_engine_whose_core_is_gone_is_not_healthy(engine, llm):
+    assert await engine.check_health() == 3
+    llm.errored = True
+    with pytest.raises(EngineDeadError):
+        await engine.check_health()
