@@ -35,6 +35,7 @@ def recorded_run(run_arguments, tmp_path_factory):
 async def losses(config: Config, folder: Path, *, num_ranks: int) -> list[tuple[float, float]]:
     """(loss, gradient norm) of each recorded window, trained on `num_ranks` ranks."""
     from molt.train.cluster.payloads import RayPayloadStore  # Ray is set up before it is imported
+    from molt.train.cluster.placement import Placement
     from molt.train.cluster.ranks import ActorGroup
 
     store = RayPayloadStore()
@@ -51,7 +52,7 @@ async def losses(config: Config, folder: Path, *, num_ranks: int) -> list[tuple[
         seed=config.run.seed,
         collective_timeout_s=60.0,
     )
-    actor = ActorGroup(setup, store, gpus_per_rank=0, timeout_s=120.0)
+    actor = ActorGroup(setup, store, placement=Placement(0, 0, "gloo"), timeout_s=120.0)
     try:
         await actor.start()
         reports = []

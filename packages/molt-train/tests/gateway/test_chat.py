@@ -75,6 +75,11 @@ async def test_a_stream_ends_with_usage_and_done_and_names_no_vendor_extras(benc
     assert not {"token_ids", "prompt_token_ids", "stop_reason"} & {key for frame in frames[:-1] for key in frame}
 
 
+async def test_a_client_that_names_no_model_is_answered_by_the_served_one(bench):
+    caller = bench.open()
+    assert (await caller.post("/v1/chat/completions", {"messages": USER})).json()["model"] == "policy"
+
+
 async def test_stream_options_without_stream_are_ignored(bench):
     caller = bench.open()
     body = {"messages": USER, "stream_options": {"include_usage": True}, "tools": [], "nobody_knows": 1}

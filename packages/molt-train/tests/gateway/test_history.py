@@ -266,6 +266,17 @@ async def test_a_long_history_costs_what_is_new(bench, monkeypatch):
     assert parents(caller) == ["start", *range(29)]
 
 
+async def test_long_texts_are_encoded_beside_the_event_loop_to_the_same_rows(bench):
+    bench.serve({"text": "one"}, max_model_len=1_000_000)
+    caller = bench.open()
+    long = {"role": "user", "content": "a long text <|im_end|> " * 3000}
+    await chat(caller, long)
+    await chat(caller, long, said("one"), long)
+    rows = bench.check_exact(caller)
+    assert parents(caller) == ["start", 0]
+    assert bench.decode(rows[caller.turns[1].turn_id]).count(long["content"]) == 2
+
+
 async def test_sessions_do_not_know_each_others_turns(bench):
     bench.serve({"text": "one"})
     first, second = bench.open(), bench.open()

@@ -310,6 +310,21 @@ async def test_every_engine_error_has_an_answer(bench, fault):
     assert response.status_code == (500 if type(fault) is EngineError else 503)
 
 
+async def test_a_dead_engine_does_not_keep_a_session_from_closing(bench):
+    class Dead(GatedEngine):
+        async def abort(self, request_id):
+            await super().abort(request_id)
+            raise EngineDeadError("gone")
+
+    engine = Dead(bench.encode("one"))
+    bench.serve(engine=engine)
+    caller = bench.open()
+    running = asyncio.create_task(caller.post("/v1/chat/completions", {"messages": USER}))
+    await until(lambda: engine.running)
+    await bench.sessions.close(caller.session.session_id)
+    assert (await running).status_code == 410
+
+
 async def test_versions_that_come_with_the_last_chunk_are_recorded(bench):
     class LateVersions(GatedEngine):
         async def stream(self, request):

@@ -16,7 +16,7 @@ from molt.train.actor.step import Objective, Share, Trainer, update
 from molt.train.experience import PayloadStore
 from molt.train.loss import policy_loss
 from molt.train.records.window import Microbatch, RankWindow, StepReport
-from molt.train.refit.sender import SyncClient, WeightSender, make_sender
+from molt.train.refit.sender import SyncClient, Transfer, WeightSender, make_sender
 
 
 class VersionedClient(SyncClient, Protocol):
@@ -75,12 +75,14 @@ class ActorRank:
         """Resume from a checkpoint; returns its step."""
         return checkpoint.load(self._trainer, Path(folder))
 
-    def connect(self, init: dict[str, Any], client: VersionedClient) -> None:
+    def connect(self, init: dict[str, Any], client: VersionedClient, *, transfer: Transfer) -> None:
         """Join the weight-transfer group with the engines behind `client`; a former group is left."""
         if self._sender is not None:
             self._sender.shutdown()
         self._client = client
-        self._sender = make_sender(self._trainer.policy.model, rank=self._setup.rank, init=init, client=client)
+        self._sender = make_sender(
+            self._trainer.policy.model, transfer, rank=self._setup.rank, init=init, client=client
+        )
 
     def refit(self, version: int) -> None:
         """Send the weights to every engine, which serves them as policy version `version`."""

@@ -26,10 +26,10 @@ class RayEngine:
         env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
         remote = ray.remote(VllmEngine).options(
             num_cpus=0,
-            num_gpus=setup.engine.tensor_parallel_size if setup.cuda else 0,
+            num_gpus=setup.gpus,
             max_concurrency=4096,
             # On CUDA vLLM chooses its processes itself.
-            runtime_env={"env_vars": {} if setup.cuda else env},
+            runtime_env={"env_vars": {} if setup.gpus else env},
         )
         self.actor: Any = remote.remote(setup)  # Ray's types do not follow `remote`
 

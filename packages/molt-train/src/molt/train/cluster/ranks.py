@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from molt.train.actor.setup import RankSetup
+from molt.train.cluster.placement import Placement
 from molt.train.cluster.runtime import node_address
 from molt.train.cluster.weight_sync import RayWeightSync
 from molt.train.errors import ActorError, StallError
@@ -35,14 +36,14 @@ class ActorGroup:
     Raises ActorError when a rank died or refused, StallError when the limit passed.
     """
 
-    def __init__(self, setup: RankSetup, store: PayloadStore, *, gpus_per_rank: float, timeout_s: float):
+    def __init__(self, setup: RankSetup, store: PayloadStore, *, placement: Placement, timeout_s: float):
         remote: Any = ray.remote(_RankProcess)  # Ray's types do not follow `remote`
         options: dict[str, Any] = {
             "num_cpus": 0,
-            "num_gpus": gpus_per_rank,
+            "num_gpus": placement.gpus_per_rank,
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}},
         }
-        self._timeout_s = timeout_s
+        self._timeout_s, self._transfer = timeout_s, placement.transfer
         self._ranks = [
             remote.options(**options).remote(msgspec.structs.replace(setup, rank=rank), store)
             for rank in range(setup.world_size)
@@ -84,7 +85,7 @@ class ActorGroup:
             "timeout_s": self._timeout_s,
         }
         client = RayWeightSync(engines, workers_per_engine=workers_per_engine, timeout_s=self._timeout_s)
-        await self._on_all("connect", init, client)
+        await self._on_all("connect", init, client, transfer=self._transfer)
 
     async def refit(self, version: int) -> None:
         """Send the weights to the engines, which serve them as `version`."""

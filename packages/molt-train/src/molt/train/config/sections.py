@@ -186,12 +186,8 @@ class GatewayConfig(_Section, frozen=True, kw_only=True):
 
     grace_s: float = 5.0
     """Seconds before the generation of a vanished client is aborted."""
-    replay_s: float = 600.0
-    """Seconds for which a retry is given the recorded reply again. Without effect so far: nothing is replayed yet."""
     keepalive_s: float = 10.0
     """Seconds of silence after which a stream is sent a sign of life."""
-    header_timeout_s: float = 10.0
-    """Seconds that a client may take for its request's head. Without effect so far."""
     hold_s: float = 120.0
     """Seconds that a request waits for an engine."""
     max_body_bytes: int = 64 * 1024 * 1024

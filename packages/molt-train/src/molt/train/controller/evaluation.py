@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from molt.train.controller.stall import StallGuard
-from molt.train.observe.journal import Journal
+from molt.train.observe.journal import Journal, read_journal
 from molt.train.pool.pool import Pool
 from molt.train.records.rollout import Rollout, Task
 
@@ -16,6 +16,10 @@ class Evaluation:
     def __init__(self, pool: Pool, tasks: Sequence[Task], *, num_samples: int, journal: Journal, stall: StallGuard):
         self._pool, self._tasks, self._num_samples = pool, tasks, num_samples
         self._journal, self._stall = journal, stall
+
+    def is_done(self, step: int) -> bool:
+        """Whether the policy after update `step` has been evaluated, by an earlier process perhaps."""
+        return any(row["step"] == step for row in read_journal(self._journal.path))
 
     async def __call__(self, *, step: int, policy_version: int) -> dict[str, Any]:
         """Evaluate; the caller sees to it that the version stays the same meanwhile."""

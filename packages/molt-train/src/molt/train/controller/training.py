@@ -105,6 +105,7 @@ class TrainingLoop:
     async def run(self) -> None:
         """Train to the end. Windows that were recorded after the checkpoint are trained again, as they were."""
         parts, last = self._parts, self._config.train.num_updates
+        self._timing = _Timing()
         if self.step == 0:
             await self._evaluate()
         for window in parts.pool.ledger.rewind(self.step):
@@ -119,6 +120,7 @@ class TrainingLoop:
             self._timing.lap("wait_rollouts")
             await self._update(groups)
         parts.admission.updates_left = 0
+        await self._evaluate()
 
     async def _collect(self) -> list[Group]:
         """Take groups until the window is full; what may not be trained is dropped under a named reason."""
@@ -175,7 +177,7 @@ class TrainingLoop:
         self._report(kept, report)  # before the checkpoint, so that every checkpointed update has its row
         await self._checkpoint()
         every = config.train.eval_every
-        if self.step == config.train.num_updates or (every and self.step % every == 0):
+        if every and self.step % every == 0:
             await self._evaluate()
 
     async def _checkpoint(self) -> None:
@@ -186,7 +188,7 @@ class TrainingLoop:
             self._timing.lap("checkpoint")
 
     async def _evaluate(self) -> None:
-        if self._parts.evaluation is None:
+        if self._parts.evaluation is None or self._parts.evaluation.is_done(self.step):
             return
         admission = self._parts.admission
         paused, admission.paused = admission.paused, True

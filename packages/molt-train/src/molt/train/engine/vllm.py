@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from itertools import repeat
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,7 +21,10 @@ class VllmSetup(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     engine: EngineConfig
     seed: int
-    cuda: bool
+    gpus: float
+    """GPUs of this engine; 0 on the CPU, a fraction where it shares one."""
+    transfer: Literal["gloo", "nccl"]
+    """The backend of the weight transfer."""
     version: int
     """Policy version of the weights at `model_path`."""
 
@@ -41,13 +44,14 @@ class VllmEngine:
         from vllm.config import WeightTransferConfig
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        if not self._setup.cuda:
+        over_gloo = self._setup.transfer == "gloo"
+        if over_gloo:
             import molt.train.refit.gloo_engine  # noqa: F401  registers the backend here, too
         settings = self._setup.engine
         device: dict[str, Any] = (
             {"gpu_memory_utilization": settings.gpu_memory_utilization}
-            if self._setup.cuda
-            else {"kv_cache_memory_bytes": settings.kv_cache_mb << 20, "worker_extension_cls": EXTENSION}
+            if self._setup.gpus
+            else {"kv_cache_memory_bytes": settings.kv_cache_mb << 20}
         )
         args = AsyncEngineArgs(
             model=self._setup.model_path,
@@ -56,10 +60,11 @@ class VllmEngine:
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_num_seqs,
             tensor_parallel_size=settings.tensor_parallel_size,
-            enforce_eager=not self._setup.cuda,
+            enforce_eager=not self._setup.gpus,
             logprobs_mode="processed_logprobs",  # of the distribution that was sampled from, temperature applied
             generation_config="vllm",  # no sampling default of the checkpoint slips in
-            weight_transfer_config=WeightTransferConfig(backend="nccl" if self._setup.cuda else "gloo"),
+            weight_transfer_config=WeightTransferConfig(backend=self._setup.transfer),
+            worker_extension_cls=EXTENSION if over_gloo else "",
             disable_log_stats=True,
             **device,
         )

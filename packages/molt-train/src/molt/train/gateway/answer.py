@@ -8,7 +8,7 @@ from molt.train.config.sections import GatewayConfig
 from molt.train.gateway.call import Dialect, ModelCall, Reply, ReplyEncoder
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.exchange import Exchange
-from molt.train.gateway.generate import Run
+from molt.train.gateway.generate import Run, new_reply
 from molt.train.gateway.prompt import Model, prepare
 from molt.train.gateway.sessions import Session
 from molt.train.observe.metrics import Metrics
@@ -51,7 +51,8 @@ class Responder:
                 raise CallError("closed", "the session was closed, or its client gone, before the call was sampled")
             encoder = dialect.encoder(call, lambda token_id: model.renderer.decode([token_id]))
             if call.wishes.max_tokens == 0:
-                await _warm_up(exchange, call, dialect, encoder, len(prompt.token_ids))
+                reply = new_reply(model, call, dialect, exchange.request_id, prompt)
+                await _send_empty(exchange, encoder, reply, stream=call.stream)
                 return
             run = Run(model, session=session, call=call, dialect=dialect, prompt=prompt, settings=settings)
             await (_stream if call.stream else _whole)(exchange, run, encoder)
@@ -92,18 +93,10 @@ async def _is_there(exchange: Exchange) -> bool:
     return not exchange.gone
 
 
-async def _warm_up(
-    exchange: Exchange, call: ModelCall, dialect: Dialect, encoder: ReplyEncoder, prompt_tokens: int
-) -> None:
+async def _send_empty(exchange: Exchange, encoder: ReplyEncoder, reply: Reply, *, stream: bool) -> None:
     """Answer a call for no tokens, by which clients fill caches: nothing is sampled, nothing recorded."""
-    reply = Reply(
-        response_id=dialect.response_prefix + exchange.request_id,
-        model=call.model,
-        created=int(time.time()),
-        prompt_tokens=prompt_tokens,
-        finish_reason="length",
-    )
-    if call.stream:
+    reply.finish_reason = "length"
+    if stream:
         await exchange.write_last(encoder.start(reply) + encoder.finish(reply))
         await exchange.end()
     else:

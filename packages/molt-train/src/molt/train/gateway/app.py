@@ -57,6 +57,7 @@ class Gateway:
         self._settings = settings
         marks = {renderer.control_tokens.get(mark) for mark in parser.marks}
         self._model = Model(
+            name=model_name,
             engine=engine,
             renderer=renderer,
             parser=parser,

@@ -50,17 +50,19 @@ class Exchange:
         encoding = self.headers.get(b"content-encoding", b"identity")
         if encoding != b"identity":
             raise CallError("unsupported_media", f"content-encoding {encoding.decode('latin-1')!r} is not accepted")
-        length = self.headers.get(b"content-length", b"0")
-        parts, size, more = [], int(length) if length.isdigit() else 0, True
-        while more and size <= max_bytes:
+        declared = self.headers.get(b"content-length", b"0")
+        too_large = declared.isdigit() and int(declared) > max_bytes
+        parts, size, more = [], 0, True
+        while more and not too_large:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.gone = True
                 raise CallError("invalid_request", "the body was cut off")
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
-            size = max(size, sum(map(len, parts)))
-        if size > max_bytes:
+            size += len(parts[-1])
+            too_large = size > max_bytes
+        if too_large:
             raise CallError("too_large", f"the body is longer than {max_bytes} bytes (gateway.max_body_bytes)")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 

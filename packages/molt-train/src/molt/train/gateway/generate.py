@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import msgspec
 
@@ -64,12 +64,7 @@ class Run:
             prompt.match.parent.continued = True
         self.turn_id = secrets.token_hex(12)
         self.sampling = effective_sampling(session, call.wishes, room)
-        self.reply = Reply(
-            response_id=dialect.response_prefix + self.turn_id,
-            model=call.model,
-            created=int(time.time()),
-            prompt_tokens=len(prompt.token_ids),
-        )
+        self.reply = new_reply(model, call, dialect, self.turn_id, prompt)
         self._model, self._session, self._call, self._dialect = model, session, call, dialect
         self._prompt, self._settings = prompt, settings
         self._reading = model.parser.start(
@@ -114,7 +109,7 @@ class Run:
             finally:
                 if self._node is None:
                     self._record("aborted", "abort")
-                    await self._model.engine.abort(self._request_id)
+                    await self.abort()
         yield last[1]
 
     @property
@@ -125,7 +120,8 @@ class Run:
     async def abort(self) -> None:
         """Have the engine stop; `steps` then ends in a CallError, the turn recorded as aborted."""
         self._aborted.set()
-        await self._model.engine.abort(self._request_id)
+        with suppress(EngineError):  # an engine that is gone has stopped, and says so to `steps`
+            await self._model.engine.abort(self._request_id)
 
     def delivered(self) -> None:
         """Note that the client was sent the whole reply."""
@@ -242,6 +238,16 @@ class Run:
             tree.add(node)
         elif fork := tree.publish(node, prompt.token_ids, prompt.path, reply, self._call.prefill):
             self._session.count(fork)
+
+
+def new_reply(model: Model, call: ModelCall, dialect: Dialect, turn_id: str, prompt: Prompt) -> Reply:
+    """The reply to `call` before anything is sampled."""
+    return Reply(
+        response_id=dialect.response_prefix + turn_id,
+        model=call.model or model.name,
+        created=int(time.time()),
+        prompt_tokens=len(prompt.token_ids),
+    )
 
 
 def _call_error(error: EngineError) -> CallError:

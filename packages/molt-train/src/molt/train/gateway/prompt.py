@@ -15,8 +15,8 @@ from molt.train.gateway.render import Renderer, RenderError
 from molt.train.gateway.sessions import Session
 from molt.train.gateway.turns import Frame, Match
 
-_OFFLOAD_BYTES = 64 * 1024
-"""More than this is rendered and encoded in a thread, so that other requests go on."""
+_OFFLOAD_CHARS = 32 * 1024
+"""More new text than this is rendered and encoded in a thread, so that other requests go on."""
 _OPENING_TOKENS = 8
 """Tokens at a prompt's end among which the template may open the reasoning."""
 
@@ -24,10 +24,13 @@ _OPENING_TOKENS = 8
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The served policy: where tokens come from, and how they are written and read."""
 
+    name: str
+    """For clients that name none."""
     engine: Engine
     renderer: Renderer
     parser: Parser
     max_model_len: int
+    """Context window in tokens."""
     hidden_token_ids: frozenset[int]
     """Control tokens that no client sees."""
 
@@ -61,7 +64,8 @@ async def prepare(model: Model, session: Session, call: ModelCall, dialect: Dial
     context_ids = None
     if match.parent:
         try:
-            context_ids = await _render(renderer.delta, history.messages(match.last_link), tools.schemas, call)
+            messages = history.messages(match.last_link)
+            context_ids = await _render(renderer.delta, messages, tools.schemas, call.template_kwargs)
         except RenderError:
             match = Match(opened_by="delta_unrenderable")
         else:
@@ -69,7 +73,8 @@ async def prepare(model: Model, session: Session, call: ModelCall, dialect: Dial
                 del context_ids[0]
     if context_ids is None:
         try:
-            context_ids = await _render(renderer.first_prompt, history.messages(), tools.schemas, call)
+            messages = history.messages()
+            context_ids = await _render(renderer.first_prompt, messages, tools.schemas, call.template_kwargs)
         except RenderError as error:
             raise CallError("invalid_request", str(error), param="messages") from error
     opens_reasoning = renderer.decode(context_ids[-_OPENING_TOKENS:]).rstrip().endswith(model.parser.opens_reasoning)
@@ -89,9 +94,9 @@ async def prepare(model: Model, session: Session, call: ModelCall, dialect: Dial
 async def _render(
     render: Callable[[Sequence[Message], list[dict[str, Any]], dict[str, Any]], list[int]],
     messages: list[Message],
-    schemas: list[dict[str, Any]],
-    call: ModelCall,
+    tools: list[dict[str, Any]],
+    template_kwargs: dict[str, Any],
 ) -> list[int]:
-    if sum(len(message["content"]) for message in messages) + len(call.tools) > _OFFLOAD_BYTES:
-        return await asyncio.to_thread(render, messages, schemas, call.template_kwargs)
-    return render(messages, schemas, call.template_kwargs)
+    if sum(len(message["content"]) for message in messages) > _OFFLOAD_CHARS:
+        return await asyncio.to_thread(render, messages, tools, template_kwargs)
+    return render(messages, tools, template_kwargs)

@@ -82,6 +82,7 @@ def make_front(
 def make_actor(config: Config, store: PayloadStore) -> "ActorGroup":
     """The ranks that are trained; not started yet."""
     from molt.train.actor.setup import RankSetup
+    from molt.train.cluster.placement import place
     from molt.train.cluster.ranks import ActorGroup
     from molt.train.cluster.runtime import num_gpus
 
@@ -96,12 +97,13 @@ def make_actor(config: Config, store: PayloadStore) -> "ActorGroup":
         seed=config.run.seed,
         collective_timeout_s=CALL_TIMEOUT_S,
     )
-    return ActorGroup(setup, store, gpus_per_rank=1 if num_gpus() else 0, timeout_s=CALL_TIMEOUT_S)
+    return ActorGroup(setup, store, placement=place(config, num_gpus=num_gpus()), timeout_s=CALL_TIMEOUT_S)
 
 
 def make_fleet(config: Config, *, on_event: Callable[[str, dict[str, Any]], None]) -> "EngineFleet":
     """The engines; not started yet. Their deaths and restarts are logged and given to `on_event`."""
     from molt.train.cluster.engines import EngineFleet
+    from molt.train.cluster.placement import place
     from molt.train.cluster.runtime import num_gpus
     from molt.train.engine.vllm import VllmSetup
 
@@ -109,7 +111,13 @@ def make_fleet(config: Config, *, on_event: Callable[[str, dict[str, Any]], None
         log.info("%s %s", kind, detail)
         on_event(kind, detail)
 
+    placement = place(config, num_gpus=num_gpus())
     setup = VllmSetup(
-        model_path=config.model.path, engine=config.engine, seed=config.run.seed, cuda=num_gpus() > 0, version=0
+        model_path=config.model.path,
+        engine=config.engine,
+        seed=config.run.seed,
+        gpus=placement.gpus_per_engine,
+        transfer=placement.transfer,
+        version=0,
     )
     return EngineFleet(setup, on_change=log_event)

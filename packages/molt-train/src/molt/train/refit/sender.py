@@ -1,16 +1,19 @@
 """The trainer's half of a refit.
 
 It speaks the protocol of `vllm.distributed.weight_transfer`, so that the gloo sender and vLLM's own nccl sender are
-driven alike; vllm itself is imported on CUDA only (it takes ten seconds).
+driven alike; vllm itself is imported for nccl only (it takes ten seconds).
 """
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from molt.train.refit.gloo_group import GlooGroup
+
+
+Transfer = Literal["gloo", "nccl"]
 
 
 class SyncClient(Protocol):
@@ -45,9 +48,11 @@ class WeightSender(Protocol):
         ...
 
 
-def make_sender(model: torch.nn.Module, *, rank: int, init: dict[str, Any], client: SyncClient) -> WeightSender:
+def make_sender(
+    model: torch.nn.Module, transfer: Transfer, *, rank: int, init: dict[str, Any], client: SyncClient
+) -> WeightSender:
     """Rendezvous with the engines' workers: `init` holds `host`, `port`, `world_size` (1 + workers), `timeout_s`."""
-    if not torch.cuda.is_available():
+    if transfer == "gloo":
         return GlooSender(model, rank=rank, init=init, client=client)
     from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -104,7 +109,7 @@ class GlooSender:
         for name, parameter in self._model.named_parameters():
             full = getattr(parameter, "full_tensor", None)
             weight = full() if full is not None else parameter
-            yield name, weight.detach().contiguous()
+            yield name, weight.detach().cpu().contiguous()
 
     def shutdown(self) -> None:
         """Leave the group."""
