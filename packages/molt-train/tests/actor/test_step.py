@@ -181,6 +181,15 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_untouched(trainer, tiny, b
     assert made.schedule.last_epoch == 0
 
 
+def test_an_infinite_loss_with_a_finite_gradient_is_not_applied_either(trainer, tiny, batch):
+    def objective(current_N, old_N, batch):
+        return math.inf - current_N, {}
+
+    with pytest.raises(ActorError, match="loss sum inf"):
+        update(trainer(), [Share([batch(ROWS[1])], 1)], step=1, objective=objective)
+    assert not tiny.table.any()
+
+
 def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(trainer, tiny, batch):
     def objective(current_N, old_N, batch):
         return torch.sqrt(current_N - current_N.detach()), {}  # a loss of 0, whose gradient is infinite

@@ -13,7 +13,9 @@ from molt.train.engine.protocol import EngineChunk, EngineRequest, EngineSamplin
 from molt.train.engine.vllm import VllmSetup
 from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError, RunError, StallError
 
-SETUP = VllmSetup(model_path="m", engine=EngineConfig(num_engines=2, max_restarts=2), seed=40, gpus=0, transfer="gloo", version=0)
+SETUP = VllmSetup(
+    model_path="m", engine=EngineConfig(num_engines=2, max_restarts=2), seed=40, gpus=0, transfer="gloo", version=0
+)
 REQUEST = EngineRequest(request_id="r", prompt_token_ids=[1], sampling=EngineSampling(max_tokens=1))
 CHUNK = EngineChunk(token_ids=[1], logprobs=[-0.5], versions=[0], finish_reason="stop")
 
@@ -132,7 +134,9 @@ def test_engines_on_a_cpu_share_its_cores(handles):
 
 
 def test_an_engine_on_cuda_has_a_gpu_a_worker():
-    setup = VllmSetup(model_path="m", engine=EngineConfig(tensor_parallel_size=2), seed=0, gpus=2, transfer="nccl", version=0)
+    setup = VllmSetup(
+        model_path="m", engine=EngineConfig(tensor_parallel_size=2), seed=0, gpus=2, transfer="nccl", version=0
+    )
     assert RayEngine(setup).actor.options["num_gpus"] == 2
 
 

@@ -9,6 +9,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from molt.train.actor.setup import RankSetup
 from molt.train.cluster import ranks as module
+from molt.train.cluster.placement import Placement
 from molt.train.cluster.ranks import ActorGroup
 from molt.train.config import ActorConfig, AlgorithmConfig
 from molt.train.errors import ActorError, StallError
@@ -62,7 +63,7 @@ def ranks(monkeypatch):
 
 @pytest.fixture
 def group():
-    return ActorGroup(SETUP, LocalPayloadStore(), gpus_per_rank=0, timeout_s=5.0)
+    return ActorGroup(SETUP, LocalPayloadStore(), placement=Placement(0, 0, "gloo"), timeout_s=5.0)
 
 
 def row(name):
@@ -138,7 +139,7 @@ async def test_a_rank_that_fails_or_dies_is_an_actor_error_that_names_the_call(g
 
 
 async def test_ranks_that_never_answer_stall_under_the_name_of_the_call(ranks):
-    group = ActorGroup(SETUP, LocalPayloadStore(), gpus_per_rank=0, timeout_s=0.01)
+    group = ActorGroup(SETUP, LocalPayloadStore(), placement=Placement(0, 0, "gloo"), timeout_s=0.01)
     ranks[0].fault = False
     with pytest.raises(StallError, match="did not finish 'refit' within 0 s"):
         await group.refit(1)

@@ -1,4 +1,4 @@
-"""The router: sessions stick to an engine, others go where least is running, the dead leave, and requests wait."""
+"""The router: sessions stick to an engine, others go where least is running, and the dead leave."""
 
 import asyncio
 
@@ -125,24 +125,17 @@ async def test_an_engine_that_failed_one_request_stays():
     assert await router.generate(ask("r2")) == CHUNK
 
 
-async def test_requests_wait_while_no_engine_is_up():
-    router = Router()
-    early = asyncio.create_task(router.generate(ask("r1")))
-    await settle()
-    assert not early.done()
-    router.admit(0, Engine())
-    assert await early == CHUNK
-
-
-async def test_requests_wait_again_after_the_last_engine_left():
+async def test_while_no_engine_is_up_requests_fail_at_once_and_are_no_progress():
     router = router_over(Engine())
     router.remove(0)
     router.remove(5)  # unknown numbers are ignored
-    waiting = asyncio.create_task(router.generate(ask("r1")))
-    await settle()
-    assert not waiting.done()
+    with pytest.raises(EngineDeadError, match="r1: no engine is up"):
+        await router.generate(ask("r1"))
+    with pytest.raises(EngineDeadError, match="r2: no engine is up"):
+        await anext(router.stream(ask("r2")))
+    assert (router.num_running, router.num_finished) == (0, 0)
     router.admit(0, Engine())
-    assert await waiting == CHUNK
+    assert await router.generate(ask("r3")) == CHUNK
 
 
 async def test_a_request_of_an_old_engine_does_not_take_out_the_one_restarted_under_its_number():
@@ -180,6 +173,22 @@ async def test_a_stream_that_its_reader_leaves_is_no_load_any_more():
     assert router.num_running == 1
     await stream.aclose()
     assert (router.num_running, router.num_finished) == (0, 1)
+
+
+async def test_of_many_sessions_those_that_asked_last_keep_their_places(monkeypatch):
+    monkeypatch.setattr(router_module, "MAX_PLACES", 2)
+    first, second = Engine(), Engine()
+    router = router_over(first, second)
+    first.go_on.clear()
+    tasks = [asyncio.create_task(router.generate(ask("r0", affinity="busy")))]
+    await settle()
+    for i in range(3):  # each goes where less is running, and "busy" asks again before it could be forgotten
+        await router.generate(ask(f"other{i}", affinity=f"s{i}"))
+        tasks.append(asyncio.create_task(router.generate(ask(f"r{i + 1}", affinity="busy"))))
+        await settle()
+    assert first.seen == ["r0", "r1", "r2", "r3"]
+    first.go_on.set()
+    await asyncio.gather(*tasks)
 
 
 async def test_sessions_that_have_not_asked_for_long_are_forgotten(monkeypatch):

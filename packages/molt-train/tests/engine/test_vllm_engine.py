@@ -95,7 +95,7 @@ def llm():
 
 @pytest.fixture
 def engine(llm):
-    engine = VllmEngine(VllmSetup(model_path="m", engine=EngineConfig(), seed=0, cuda=False, version=3))
+    engine = VllmEngine(VllmSetup(model_path="m", engine=EngineConfig(), seed=0, gpus=0, transfer="gloo", version=3))
     engine._llm = llm  # what `start` would have loaded
     return engine
 

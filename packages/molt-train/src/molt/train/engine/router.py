@@ -1,6 +1,5 @@
 """Which engine serves a request: sessions stick to one for its prefix cache, and leave it when it is gone."""
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -20,26 +19,22 @@ class _Seat:
 
 
 class Router:
-    """`engine.protocol.Engine` over several. Requests wait while the router is held, and while no engine is up."""
+    """`engine.protocol.Engine` over several. While none is up, every request fails with EngineDeadError."""
 
     def __init__(self) -> None:
         self._seats: dict[int, _Seat] = {}
         self._places: OrderedDict[str, int] = OrderedDict()
         self._running: dict[str, _Seat] = {}
-        self._available = asyncio.Event()
         self.num_finished = 0
         """Generations that ended, well or not: what a stall guard watches."""
 
     def admit(self, index: int, engine: Engine) -> None:
         """Serve requests from `engine`, under the number `index`."""
         self._seats[index] = _Seat(engine)
-        self._available.set()
 
     def remove(self, index: int) -> None:
         """Send no more requests to an engine. Unknown numbers are ignored."""
         self._seats.pop(index, None)
-        if not self._seats:
-            self._available.clear()
 
     @property
     def num_running(self) -> int:
@@ -48,7 +43,7 @@ class Router:
 
     async def generate(self, request: EngineRequest) -> EngineChunk:
         """The whole generation; raises EngineDeadError when its engine died, after taking that engine out."""
-        index, seat = await self._take(request)
+        index, seat = self._take(request)
         try:
             return await seat.engine.generate(request)
         except EngineDeadError:
@@ -59,7 +54,7 @@ class Router:
 
     async def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """The generation as it is sampled; raises EngineDeadError as `generate` does."""
-        index, seat = await self._take(request)
+        index, seat = self._take(request)
         try:
             async for chunk in seat.engine.stream(request):
                 yield chunk
@@ -75,9 +70,10 @@ class Router:
         if seat is not None:
             await seat.engine.abort(request_id)
 
-    async def _take(self, request: EngineRequest) -> tuple[int, _Seat]:
-        while not self._seats:
-            await self._available.wait()  # bounded by the gateway's hold_s
+    def _take(self, request: EngineRequest) -> tuple[int, _Seat]:
+        if not self._seats:
+            # Waiting is the gateway's affair: it knows for how long, and whether the client is still there.
+            raise EngineDeadError(f"request {request.request_id}: no engine is up")
         place = self._places.get(request.affinity)
         if place not in self._seats:
             place = min(self._seats, key=lambda index: self._seats[index].load)

@@ -74,11 +74,9 @@ async def _serve(config: Config, checked: Preflight, folder: RunFolder, engine: 
                 token=config.server.token,
                 progress=dict[str, object],
             )
-            await front.server.start()
-            print(msgspec.json.encode({"url": front.server.url}).decode(), flush=True)  # noqa: T201  scripts wait for it
+            await front.serve()
             await _stop_signal()
-            await front.desk.close()
-            await front.server.stop()
+            await front.stop()
 
 
 @contextlib.asynccontextmanager

@@ -1,10 +1,13 @@
 """The parts that several commands put together alike."""
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from molt.train.config import Config
 from molt.train.controller.admission import Admission
@@ -39,6 +42,19 @@ class Front:
     admission: Admission
     desk: RolloutDesk
     server: HttpServer
+
+    async def serve(self) -> None:
+        """Begin to serve, and say where on stdout, for scripts that wait for it."""
+        # What start-up made stays: without this every full collection would look at all of it again.
+        gc.collect()
+        gc.freeze()
+        await self.server.start()
+        print(msgspec.json.encode({"url": self.server.url}).decode(), flush=True)  # noqa: T201
+
+    async def stop(self) -> None:
+        """Close every session, keeping what it recorded, and the server."""
+        await self.desk.close()
+        await self.server.stop()
 
 
 def make_front(

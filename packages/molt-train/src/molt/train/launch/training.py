@@ -8,8 +8,6 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-import msgspec
-
 from molt.train.config import Config
 from molt.train.controller.checkpoints import Checkpoints
 from molt.train.controller.evaluation import Evaluation
@@ -123,8 +121,7 @@ def _local_workers(config: Config, front: Front, folder: RunFolder, ledger: Ledg
 @contextlib.asynccontextmanager
 async def _serving(front: Front, workers: LocalWorkers | None) -> AsyncIterator[None]:
     """Serve HTTP for the time of the block; then tell the workers that the run is over, and wait for local ones."""
-    await front.server.start()
-    print(msgspec.json.encode({"url": front.server.url}).decode(), flush=True)  # noqa: T201  what scripts wait for
+    await front.serve()
     try:
         yield
     finally:
@@ -133,8 +130,7 @@ async def _serving(front: Front, workers: LocalWorkers | None) -> AsyncIterator[
         front.desk.finish()
         if workers:
             await workers.stop()
-        await front.desk.close()
-        await front.server.stop()
+        await front.stop()
 
 
 async def _stop_when_told() -> None:

@@ -12,7 +12,6 @@ import torch
 
 from molt.train.refit.gloo_group import GlooGroup
 
-
 Transfer = Literal["gloo", "nccl"]
 
 
