@@ -50,13 +50,9 @@ def start(*arguments: str, **environment: str) -> Process:
         env={**os.environ, **environment},
     )
     process = Process(popen)
-    threading.Thread(target=_drain, args=(popen.stderr, process.errors), daemon=True).start()
+    # Read all the time: a full pipe would hold the command up.
+    threading.Thread(target=process.errors.extend, args=(popen.stderr,), daemon=True).start()
     return process
-
-
-def _drain(stream, lines: list[str]) -> None:
-    for line in stream:
-        lines.append(line)
 
 
 def wait_until_serving(process: Process) -> str:

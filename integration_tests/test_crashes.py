@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -127,14 +128,13 @@ def test_a_killed_server_resumes(run_arguments, tmp_path):
 def engine_core(actor_pid):
     """vLLM's own process below an engine's actor."""
     for pid in descendants(actor_pid):
-        with open(f"/proc/{pid}/cmdline") as command:
-            if "EngineCore" in command.read():
-                return pid
+        if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text():
+            return pid
     pytest.fail("the engine's core process is not below its actor")
 
 
 def wait_until_gone(pids):
     """Until none of the processes lives. The test's own time limit bounds the wait."""
-    while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}/exe")]:
+    while alive := [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()]:
         time.sleep(0.1)
     assert not alive

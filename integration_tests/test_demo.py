@@ -1,11 +1,13 @@
-"""The demo as a stranger runs it, short and with learning switched off: the recorded log-probs must be the trainer's."""
+"""The demo, short and with learning switched off: the recorded log-probs must be the trainer's."""
 
 import json
+import os
 import subprocess
 
 import pytest
 
 from integration_tests.conftest import COMMAND, rows
+from molt.train.pool.reader import LedgerReader
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -20,7 +22,7 @@ def frozen_demo(tmp_path_factory):
         text=True,
         timeout=400,
         check=False,
-        env={**__import__("os").environ, "XDG_CACHE_HOME": str(cache)},
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
     )
     assert result.returncode == 0, result.stderr[-4000:]
     return folder, result
@@ -38,8 +40,6 @@ def test_recorded_logprobs_are_the_trainers(frozen_demo):
 
 
 def test_a_request_that_lived_through_a_refit_is_among_them(frozen_demo):
-    from molt.train.pool.reader import LedgerReader
-
     folder, _ = frozen_demo
     reader = LedgerReader.open(folder / "ledger.db")
     consumed = [group_id for window in reader.windows() for group_id in window.group_ids]
@@ -67,7 +67,8 @@ def test_run_folder_and_output(frozen_demo):
     folder, result = frozen_demo
     first, *_, last = result.stdout.splitlines()
     assert set(json.loads(first)) == {"url"}
-    assert last.startswith("4 updates in ") and str(folder) in last
+    assert last.startswith("4 updates in ")
+    assert str(folder) in last
     assert "update 4/4" in result.stderr
     assert (folder / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert [row["step"] for row in rows(folder / "evaluations.jsonl")] == [0, 4]

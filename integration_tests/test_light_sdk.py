@@ -15,7 +15,8 @@ pytestmark = pytest.mark.timeout(180)
 PROBE = """
 import importlib, json, pkgutil, sys
 import molt.agents
-modules = sorted(m.name for m in pkgutil.walk_packages(molt.agents.__path__, "molt.agents.") if "__main__" not in m.name)
+found = pkgutil.walk_packages(molt.agents.__path__, "molt.agents.")
+modules = sorted(module.name for module in found if "__main__" not in module.name)
 for name in modules:
     importlib.import_module(name)
 print(json.dumps({"modules": modules, "loaded": sorted({name.partition(".")[0] for name in sys.modules})}))

@@ -1,0 +1,1 @@
+"""How much waiting the asynchronous loop takes away from the actor."""

@@ -1,8 +1,8 @@
 """How much of the actor's waiting the asynchronous loop takes away: `python -m benchmarks.async_overlap`.
 
 The calculator with a slow tool is trained twice on the real stack, strictly on-policy (`max_staleness` 0) and
-asynchronously (2). One JSON line compares, over the updates after the first three: seconds an update, seconds of it that
-the actor waited for rollouts, and the largest staleness recorded.
+asynchronously (2). One JSON line compares, over the updates after the first three: seconds an update, seconds of it
+that the actor waited for rollouts, and the largest staleness recorded.
 """
 
 import json

@@ -31,7 +31,8 @@ def place(config: Config, *, num_gpus: int) -> Placement:
     if num_gpus == 1 and config.actor.num_ranks == 1 and config.engine.tensor_parallel_size == 1:
         return Placement(1 / needed, 1 / needed, "gloo")
     raise ConfigError(
-        f"the cluster has {num_gpus} GPUs, but actor.num_ranks {config.actor.num_ranks} and engine.num_engines "
-        f"{config.engine.num_engines} of engine.tensor_parallel_size {config.engine.tensor_parallel_size} need {needed}: "
+        f"the cluster has {num_gpus} GPUs, but actor.num_ranks {config.actor.num_ranks} and "
+        f"engine.num_engines {config.engine.num_engines} of "
+        f"engine.tensor_parallel_size {config.engine.tensor_parallel_size} need {needed}: "
         "lower one of them"
     )

@@ -54,7 +54,7 @@ class Parser(Protocol):
 class HermesParser:
     """The format of Qwen3 and Hermes: `<think>` reasoning and JSON in `<tool_call>`."""
 
-    marks = (_THINK, _END_THINK, _CALL, _END_CALL)
+    marks: tuple[str, ...] = (_THINK, _END_THINK, _CALL, _END_CALL)
     opens_reasoning, closes_reasoning = _THINK, _END_THINK
 
     def start(self, *, offers_tools: bool, max_calls: int | None = None, in_reasoning: bool = False) -> Reading:

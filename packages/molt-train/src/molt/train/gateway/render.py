@@ -178,7 +178,9 @@ class ChatRenderer:
         )
         eos = msgspec.json.decode(Path(generation_file).read_bytes()).get("eos_token_id") if generation_file else None
         ends = eos if isinstance(eos, list) else [eos]
-        self.end_token_ids = frozenset(i for i in [*ends, tokenizer.eos_token_id] if i is not None)
+        self.end_token_ids: frozenset[int] = frozenset(
+            token_id for token_id in [*ends, tokenizer.eos_token_id] if isinstance(token_id, int)
+        )
 
     def _probe_delta(self) -> int | None:
         """Find out whether the delta depends on the tools, and which token ends an assistant message."""
