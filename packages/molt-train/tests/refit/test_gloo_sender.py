@@ -145,6 +145,5 @@ def test_a_sender_that_has_left_the_group_sends_nothing(model, init):
     assert engines.log == []
 
 
-def test_without_cuda_weights_go_over_gloo(model, init, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert isinstance(make_sender(model, rank=1, init=init, client=Engines()), GlooSender)
+def test_weights_go_over_gloo_where_the_placement_says_so(model, init):
+    assert isinstance(make_sender(model, "gloo", rank=1, init=init, client=Engines()), GlooSender)

@@ -89,7 +89,7 @@ class ChatRenderer:
                 f"model.path {str(model_path)!r}: {error}; give a model whose template is whole"
             ) from None
         terminator = self._probe_delta()
-        if terminator in self.control_tokens.values():
+        if terminator is not None and terminator in self.control_tokens.values():
             self.end_token_ids |= {terminator}
 
     def first_prompt(
