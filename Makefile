@@ -24,7 +24,7 @@ check: setup
 	$(RUN) lint-imports
 
 test-fast: setup
-	$(PYTEST) $(FAST)
+	$(PYTEST) -n 2 --dist loadfile $(FAST)  # a file's tests stay in one process, for they share servers and models
 
 test-integration: setup
 	$(PYTEST) integration_tests

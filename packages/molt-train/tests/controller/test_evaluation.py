@@ -92,6 +92,15 @@ async def test_every_task_is_rolled_out_so_often_and_one_row_is_written(evaluati
     assert read_journal(journal.path) == [msgspec.json.decode(msgspec.json.encode(row))]
 
 
+async def test_what_has_been_evaluated_is_known_to_a_later_process(evaluation, pool, journal, make_workers):
+    assert not evaluation.is_done(3)
+    serving = asyncio.create_task(make_workers(pool).serve(lambda _: {}))
+    await evaluation(step=3, policy_version=3)
+    serving.cancel()
+    again = Evaluation(pool, [], num_samples=2, journal=journal, stall=Stall())
+    assert (again.is_done(3), again.is_done(4)) == (True, False)
+
+
 async def test_its_groups_are_never_trained_on(evaluation, pool, make_workers):
     serving = asyncio.create_task(make_workers(pool).serve(lambda _: {}))
     await evaluation(step=0, policy_version=0)

@@ -142,6 +142,7 @@ def live(make_workers):
             return {"version": run.serving.version, "reward": float(member % 2)}
 
         await run.loop.resume()
+        run.evaluations.truncate_after(run.loop.step)
         serving = asyncio.create_task(make_workers(run.pool).serve(outcome_of or on_policy))
         try:
             await run.loop.run()
@@ -367,6 +368,30 @@ async def test_a_resumed_run_is_not_evaluated_on_its_first_weights_again(make_ru
     second = make_run(config, evaluate=True)
     await live(second)
     assert [row["step"] for row in read_journal(second.evaluations.path)] == [0, 4]
+
+
+async def test_an_evaluation_that_a_crash_cut_short_is_made_by_the_resumed_run(make_run, live):
+    config = configure(num_updates=2)
+    first = make_run(config, evaluate=True, stall=Stall(patient=False))
+
+    def vanish(assignment):
+        version = first.serving.version
+        return None if assignment.kind == "eval" and version == 2 else {"version": version}
+
+    with pytest.raises(StallError, match="evaluation rollouts"):
+        await live(first, vanish)
+    second = make_run(config, evaluate=True)
+    await live(second)
+    assert second.actor.windows == []
+    assert [row["step"] for row in read_journal(second.evaluations.path)] == [0, 2]
+
+
+async def test_no_evaluation_is_made_twice(make_run, live):
+    config = configure(num_updates=2, eval_every=1, checkpoint_every=1)
+    await live(make_run(config, evaluate=True))
+    again = make_run(config, evaluate=True)
+    await live(again)
+    assert [row["step"] for row in read_journal(again.evaluations.path)] == [0, 1, 2]
 
 
 async def test_no_train_group_is_opened_during_an_evaluation(make_run, live):
