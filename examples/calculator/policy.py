@@ -1,6 +1,7 @@
 """The policy: a Qwen3 of 0.1 M parameters with its own tokenizer and a ChatML template with tools, made in place."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,13 @@ def render(conversations: list[dict[str, Any]]) -> list[str]:
 
 def build_model(folder: Path, *, seed: int) -> None:
     """Write a Qwen3 with random weights beside the tokenizer in `folder`."""
+    # torch says at import what its own libraries should mend.
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     config = Qwen3Config(

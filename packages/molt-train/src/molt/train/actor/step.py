@@ -101,10 +101,8 @@ def action_logprobs(trainer: Trainer, batch: Batch) -> torch.Tensor:
             input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT, use_cache=False
         ).logits
     logits_NV = logits_BTV[batch.predicts_action_BT]
-    # An inert row has no action: its zero keeps every rank's backward pass, and so its collectives, alike.
-    return (
-        gather_logprobs(logits_NV, batch.targets_N, temperature=trainer.temperature) + 0.0 * logits_BTV[:, 0, 0].sum()
-    )
+    # An inert row has no action, but an empty selection still is part of the graph: every rank runs the same backward.
+    return gather_logprobs(logits_NV, batch.targets_N, temperature=trainer.temperature)
 
 
 def _compute_dtype(policy: Policy) -> contextlib.AbstractContextManager[object]:

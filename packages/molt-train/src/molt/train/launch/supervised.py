@@ -1,6 +1,8 @@
 """`molt-train sft`."""
 
 import asyncio
+import logging
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ from molt.train.launch.parts import make_actor
 from molt.train.launch.preflight import load_renderer, require
 from molt.train.observe.journal import Journal
 from molt.train.records.experience import Payload
+
+LOG_EVERY = 100
+
+log = logging.getLogger(__name__)
 
 
 def run_supervised(config: Config) -> dict[str, Any]:
@@ -43,7 +49,12 @@ async def _train(config: Config, rows: list[Payload], folder: RunFolder) -> dict
                 losses.append(report.loss)
                 row = {"step": report.step, "loss": report.loss, "grad_norm": report.grad_norm, "lr": report.lr}
                 journal.append(row)
-        await actor.export(folder.model)
+                if report.step % LOG_EVERY == 0:
+                    log.info("supervised step %d of %d: loss %.3f", report.step, config.train.num_updates, report.loss)
+        partial = folder.model.with_suffix(".partial")
+        await actor.export(partial)
+        shutil.rmtree(folder.model, ignore_errors=True)
+        partial.rename(folder.model)  # whole or absent
     finally:
         actor.kill()
     return {

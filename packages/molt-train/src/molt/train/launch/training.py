@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import signal
 import time
@@ -18,12 +19,14 @@ from molt.train.controller.training import Parts, TrainingLoop
 from molt.train.controller.workers import LocalWorkers
 from molt.train.engine.router import Router
 from molt.train.errors import RunError
-from molt.train.launch.environment import open_folder, ray, worker_environment
+from molt.train.launch.environment import make_folder, open_folder, ray, worker_environment
 from molt.train.launch.parts import Front, make_actor, make_fleet, make_front
 from molt.train.launch.preflight import Preflight, preflight
 from molt.train.observe.journal import Journal
 from molt.train.observe.progress import ProgressView
 from molt.train.pool.ledger import Ledger
+
+log = logging.getLogger(__name__)
 
 
 def run_training(config: Config, *, local_workers: bool) -> dict[str, Any]:
@@ -34,19 +37,22 @@ def run_training(config: Config, *, local_workers: bool) -> dict[str, Any]:
     """
     checked = preflight(config, local_workers=local_workers)
     token = config.server.token or secrets.token_urlsafe(24)
-    folder = open_folder(config, secret=token)
     started = time.monotonic()
-    with ray(config, folder):
-        asyncio.run(_train(config, checked, folder, token=token, local_workers=local_workers))
+    # The ledger first: it knows whether another process is at work in the folder.
+    with contextlib.closing(Ledger(make_folder(config).ledger)) as ledger:
+        folder = open_folder(config, secret=token)
+        with ray(config, folder):
+            asyncio.run(_train(config, checked, folder, ledger, token=token, local_workers=local_workers))
     return folder.summarise(seconds=time.monotonic() - started)
 
 
-async def _train(config: Config, checked: Preflight, folder: RunFolder, *, token: str, local_workers: bool) -> None:
+async def _train(
+    config: Config, checked: Preflight, folder: RunFolder, ledger: Ledger, *, token: str, local_workers: bool
+) -> None:
     from molt.train.cluster.payloads import RayPayloadStore
 
     store, router = RayPayloadStore(), Router()
     with contextlib.ExitStack() as resources:
-        ledger = resources.enter_context(contextlib.closing(Ledger(folder.ledger)))
         journal = resources.enter_context(Journal(folder.metrics))
         evaluations = resources.enter_context(Journal(folder.evaluations))
         actor, fleet = make_actor(config, store), make_fleet(config, on_event=ledger.record_event)
@@ -87,6 +93,7 @@ async def _train(config: Config, checked: Preflight, folder: RunFolder, *, token
                 on_update=view.update,
             ),
         )
+        log.info("starting %d engines and %d actor ranks", config.engine.num_engines, config.actor.num_ranks)
         await asyncio.gather(actor.start(), fleet.start())
         await loop.resume()
         evaluations.truncate_after(loop.step)
