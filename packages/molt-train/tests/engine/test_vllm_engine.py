@@ -49,7 +49,31 @@ def output(token_ids, *, spans=(), finish=None, stop=None, logprobs=True, cached
         finish_reason=finish,
         stop_reason=stop,
     )
-    return SimpleNamespace(outputs=[completion], num_cached_tokens=cached)
+    return SimpleNamespace(outputs=[completion], num_cached_tokens=cached, finished=finish is not None)
+
+
+class Queue:
+    """Stands for RequestOutputCollector: the first output is there at once, the others are waited for."""
+
+    def __init__(self, request_id, outputs, fault):
+        self.request_id = f"{request_id}-internal"
+        self.closed = False
+        self._outputs, self._fault, self._waits = list(outputs), fault, False
+
+    def get_nowait(self):
+        self._waits = not self._waits
+        return self._outputs.pop(0) if self._waits and self._outputs else None
+
+    async def get(self):
+        await asyncio.sleep(0)
+        if self._outputs:
+            return self._outputs.pop(0)
+        if self._fault:
+            raise self._fault
+        return await asyncio.Event().wait()  # for ever
+
+    def close(self):
+        self.closed = True
 
 
 class Llm:
@@ -57,17 +81,18 @@ class Llm:
 
     def __init__(self):
         self.outputs, self.fault, self.errored = [], None, False
-        self.calls, self.log = [], []
+        self.calls, self.log, self.queues = [], [], []
+        self.takes = asyncio.Event()
+        self.takes.set()
 
-    async def generate(self, prompt, params, request_id):
+    async def add_request(self, request_id, prompt, params):
         self.calls.append((prompt, params, request_id))
-        for out in self.outputs:
-            yield out
-        if self.fault:
-            raise self.fault
+        await self.takes.wait()
+        self.queues.append(Queue(request_id, self.outputs, self.fault))
+        return self.queues[-1]
 
-    async def abort(self, request_id):
-        self.log.append(("abort", request_id))
+    async def abort(self, request_id, *, internal=False):
+        self.log.append(("abort", request_id, internal))
 
     async def pause_generation(self, **options):
         self.log.append(("pause", options))
@@ -212,9 +237,36 @@ async def test_faults_of_vllm_are_told_in_the_engines_own_terms(engine, llm, fau
     assert type(caught.value) is expected
 
 
-async def test_an_engine_that_says_nothing_has_failed(engine):
-    with pytest.raises(EngineError, match="ended without an output"):
-        await engine.generate(request())
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_request_whose_reader_is_gone_is_aborted(engine, llm, streamed):
+    llm.outputs = [output([5])]
+
+    async def read():
+        return [_ async for _ in engine.stream(request())] if streamed else await engine.generate(request())
+
+    reading = asyncio.create_task(read())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert llm.log == [("abort", "r-internal", True)]
+    assert llm.queues[0].closed
+
+
+async def test_an_update_waits_for_requests_that_are_being_handed_over(engine, llm):
+    llm.outputs = [output([5], finish="stop")]
+    llm.takes.clear()
+    early = asyncio.create_task(engine.generate(request()))
+    await asyncio.sleep(0)
+    update = asyncio.create_task(engine.start_weight_update())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (llm.calls[0][0]["cache_salt"], llm.log) == ("3", [])  # it would be scheduled after the update otherwise
+    llm.takes.set()
+    await update
+    assert llm.log[0][0] == "pause"
+    await early
 
 
 async def test_requests_that_come_in_while_weights_change_wait_for_the_new_version(engine, llm):

@@ -37,6 +37,9 @@ class VllmEngine:
         self._version = setup.version
         self._serving = asyncio.Event()
         self._serving.set()
+        self._handing_over = 0
+        self._all_handed_over = asyncio.Event()
+        self._all_handed_over.set()
 
     async def start(self) -> int:
         """Load the model; returns this process's id."""
@@ -74,10 +77,8 @@ class VllmEngine:
 
     async def generate(self, request: EngineRequest) -> EngineChunk:
         """One whole generation."""
-        outputs = [output async for output in self._outputs(request, streamed=False)]
-        if not outputs:
-            raise EngineError(f"request {request.request_id}: the engine ended without an output")
-        return outputs[-1]
+        (whole,) = [output async for output in self._outputs(request, streamed=False)]
+        return whole
 
     async def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """One generation in the engine's own chunks; the versions of all its tokens come with the last."""
@@ -89,22 +90,49 @@ class VllmEngine:
         await self._llm.abort(request_id)
 
     async def _outputs(self, request: EngineRequest, *, streamed: bool) -> AsyncIterator[EngineChunk]:
-        from vllm import TokensPrompt
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
-        # A request that comes in while weights change must not be salted with the version that is on its way out.
-        await self._serving.wait()
-        prompt = TokensPrompt(prompt_token_ids=request.prompt_token_ids, cache_salt=str(self._version))
-        params = _sampling(request, streamed=streamed)
+        queue = None
         try:
-            async for output in self._llm.generate(prompt, params, request.request_id):
+            queue = await self._hand_over(request, _sampling(request, streamed=streamed))
+            finished = False
+            while not finished:
+                output = queue.get_nowait() or await queue.get()
+                finished = output.finished
                 yield _chunk(output)
+        except (asyncio.CancelledError, GeneratorExit):
+            if queue is not None:
+                await self._llm.abort(queue.request_id, internal=True)
+            raise
         except VllmDeadError as error:
             raise EngineDeadError(f"request {request.request_id}: the engine is dead: {error}") from None
         except asyncio.QueueFull as error:
             raise EngineOverloadedError(f"request {request.request_id}: {error}") from None
         except (ValueError, RuntimeError) as error:
             raise EngineError(f"request {request.request_id}: {type(error).__name__}: {error}") from None
+        finally:
+            if queue is not None:
+                queue.close()
+
+    async def _hand_over(self, request: EngineRequest, params: Any) -> Any:
+        """Give the request to vLLM's scheduler, salted with the version that will be served when it is scheduled.
+
+        A request salted with the version on its way out, but scheduled after the update, would find keys and values of
+        the old weights. So none is handed over while weights change, and an update waits for those under way.
+        """
+        from vllm import TokensPrompt
+
+        while not self._serving.is_set():  # by the time a waiter wakes, the next update may have begun
+            await self._serving.wait()
+        self._handing_over += 1
+        self._all_handed_over.clear()
+        try:
+            prompt = TokensPrompt(prompt_token_ids=request.prompt_token_ids, cache_salt=str(self._version))
+            return await self._llm.add_request(request.request_id, prompt, params)
+        finally:
+            self._handing_over -= 1
+            if not self._handing_over:
+                self._all_handed_over.set()
 
     async def check_health(self) -> int:
         """The version being served; raises EngineDeadError when the engine behind this actor is gone."""
@@ -123,6 +151,7 @@ class VllmEngine:
     async def start_weight_update(self) -> None:
         """Hold every running request, with what it has sampled, and make ready for new weights."""
         self._serving.clear()
+        await self._all_handed_over.wait()
         await self._llm.pause_generation(mode="keep", clear_cache=False)
         await self._llm.start_weight_update()
 
