@@ -1,6 +1,7 @@
 """`molt-agent try`, and the arguments of both commands."""
 
 import asyncio
+import functools
 import os
 import signal
 import sys
@@ -82,6 +83,8 @@ async def test_try_can_be_interrupted(tmp_path: Path):
             *(sys.executable, "-m", "molt.agents", "try", AGENT, *endpoint),
             *("--tasks", write_tasks(tmp_path / "tasks.jsonl")),
             stderr=PIPE,
+            # A shell starts what runs in the background with SIGINT ignored, and children inherit that.
+            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         await asked.wait()
         process.send_signal(signal.SIGINT)
