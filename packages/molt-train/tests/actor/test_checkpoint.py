@@ -52,7 +52,7 @@ def source(tmp_path):
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin", "x.safetensors.index.json"):
         (folder / name).write_text(name)
-    return folder
+    return str(folder)
 
 
 def test_a_resumed_actor_goes_on_as_if_it_had_never_stopped(tmp_path, source):
@@ -78,9 +78,22 @@ def test_the_weights_lie_beside_it_as_a_hugging_face_folder(tmp_path, source):
     assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
-def test_a_hub_name_has_no_files_to_copy(tmp_path):
-    checkpoint.export(trainer(0), tmp_path / "m", source=tmp_path / "org" / "name")
-    assert [file.name for file in (tmp_path / "m").iterdir()] == ["model.safetensors"]
+def test_of_a_policy_on_the_hub_the_files_are_those_that_loading_left_here(tmp_path, source, monkeypatch):
+    asked = []
+
+    def snapshot_download(name, *, ignore_patterns):
+        asked.append((name, ignore_patterns))
+        return str(source)
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+    checkpoint.export(trainer(0), tmp_path / "m", source="org/name")
+    assert asked[0][0] == "org/name"
+    assert "*.safetensors" in asked[0][1], "the weights are not fetched for it"
+    assert sorted(file.name for file in (tmp_path / "m").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
 
 
 def test_weights_are_written_under_their_hugging_face_names(tmp_path):

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
+from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -22,10 +23,10 @@ HUGGING_FACE = "model"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.pt")
 
 
-def save(trainer: Trainer, folder: Path, *, step: int, source: Path) -> None:
+def save(trainer: Trainer, folder: Path, *, step: int, source: str) -> None:
     """Write the state after update `step`, and the weights as a Hugging Face folder beside it. All ranks call this.
 
-    `source` is the folder the policy was loaded from; its config, tokenizer and chat template go with the weights.
+    `source` is what the policy was loaded from, a folder or a hub name; its config, tokenizer and chat template go with the weights.
     """
     dcp.save(_state(trainer, step), checkpoint_id=str(folder / STATE))
     export(trainer, folder / HUGGING_FACE, source=source)
@@ -53,15 +54,21 @@ def _state(trainer: Trainer, step: int) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "progress": progress}
 
 
-def export(trainer: Trainer, folder: Path, *, source: Path) -> None:
+def export(trainer: Trainer, folder: Path, *, source: str) -> None:
     """Write the weights under their Hugging Face names. All ranks call this; rank 0 writes."""
     weights = full_weights(trainer.policy.model)
     if torch.distributed.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*_WEIGHTS))
+        shutil.copytree(_local(source), folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*_WEIGHTS))
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     torch.distributed.barrier()
+
+
+def _local(source: str) -> Path:
+    """The folder of a policy; of one on the hub, what loading it has left on this machine."""
+    if Path(source).is_dir():
+        return Path(source)
+    return Path(snapshot_download(source, ignore_patterns=list(_WEIGHTS)))
 
 
 def full_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:

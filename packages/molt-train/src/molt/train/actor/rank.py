@@ -65,11 +65,11 @@ class ActorRank:
 
     def save(self, folder: str, *, step: int) -> None:
         """Write a checkpoint after update `step`."""
-        checkpoint.save(self._trainer, Path(folder), step=step, source=Path(self._setup.model_path))
+        checkpoint.save(self._trainer, Path(folder), step=step, source=self._setup.model_path)
 
     def export(self, folder: str) -> None:
         """Write the weights as a Hugging Face folder."""
-        checkpoint.export(self._trainer, Path(folder), source=Path(self._setup.model_path))
+        checkpoint.export(self._trainer, Path(folder), source=self._setup.model_path)
 
     def load(self, folder: str) -> int:
         """Resume from a checkpoint; returns its step."""
