@@ -154,3 +154,8 @@ def test_training_samples_as_the_loss_assumes(policy):
         f"rollout.sampling_policy is {policy!r}, but training needs the sampling that the loss assumes: "
         "set it to 'enforce'"
     )
+
+
+def test_evaluations_need_held_out_rows():
+    assert refusal("train.eval_every=5").startswith("train.eval_every is 5, which has no effect without held-out rows")
+    accepted("train.eval_every=5", "data.eval_path=held_out.jsonl")

@@ -26,7 +26,8 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.pt")
 def save(trainer: Trainer, folder: Path, *, step: int, source: str) -> None:
     """Write the state after update `step`, and the weights as a Hugging Face folder beside it. All ranks call this.
 
-    `source` is what the policy was loaded from, a folder or a hub name; its config, tokenizer and chat template go with the weights.
+    `source` is what the policy was loaded from, a folder or a hub name; its config, tokenizer and chat template go with
+    the weights.
     """
     dcp.save(_state(trainer, step), checkpoint_id=str(folder / STATE))
     export(trainer, folder / HUGGING_FACE, source=source)

@@ -42,6 +42,11 @@ def check(config: Config) -> None:
             f"train.max_staleness is {config.train.max_staleness}, so tokens may be off-policy, but "
             "algorithm.correction is 'none': set it to 'tis' or 'icepop', or train.max_staleness to 0"
         )
+    if config.train.eval_every and not config.data.eval_path:
+        raise ConfigError(
+            f"train.eval_every is {config.train.eval_every}, which has no effect without held-out rows: give "
+            "data.eval_path, or set train.eval_every to 0"
+        )
     if config.rollout.sampling_policy != "enforce":
         raise ConfigError(
             f"rollout.sampling_policy is {config.rollout.sampling_policy!r}, but training needs the sampling that the "
