@@ -42,6 +42,7 @@ class Front:
     admission: Admission
     desk: RolloutDesk
     server: HttpServer
+    metrics: Metrics
 
     async def serve(self) -> None:
         """Begin to serve, and say where on stdout, for scripts that wait for it."""
@@ -92,7 +93,11 @@ def make_front(
         progress=progress,
     )
     server = HttpServer(create_app(desk, gateway.asgi, metrics, token=token), checked.sock)
-    return Front(pool, admission, desk, server)
+    metrics.gauge("open_groups", "Train groups that workers are still to finish").set_function(lambda: pool.num_open)
+    metrics.gauge("ready_groups", "Complete train groups that wait to be taken").set_function(lambda: pool.num_ready)
+    metrics.gauge("leases_granted", "Leases since the server started").set_function(lambda: desk.num_leases)
+    metrics.gauge("results_taken", "Results since the server started").set_function(lambda: desk.num_results)
+    return Front(pool, admission, desk, server, metrics)
 
 
 def make_actor(config: Config, store: PayloadStore) -> "ActorGroup":

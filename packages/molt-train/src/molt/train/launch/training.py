@@ -24,6 +24,7 @@ from molt.train.launch.parts import Front, make_actor, make_fleet, make_front
 from molt.train.launch.preflight import Preflight, preflight
 from molt.train.observe.journal import Journal
 from molt.train.observe.progress import ProgressView
+from molt.train.observe.updates import UpdateMetrics
 from molt.train.pool.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,12 @@ async def _train(
             progress=lambda: {"policy_version": serving.version, "num_updates": config.train.num_updates},
         )
         stall = _stall_guard(config, front, router)
-        view = ProgressView(config.train.num_updates)
+        view, update_metrics = ProgressView(config.train.num_updates), UpdateMetrics(front.metrics)
+
+        def on_update(row: dict[str, Any]) -> None:
+            view.update(row)
+            update_metrics.update(row)
+
         evaluation = Evaluation(
             front.pool, checked.eval_tasks, num_samples=config.data.eval_samples, journal=evaluations, stall=stall
         )
@@ -90,7 +96,7 @@ async def _train(
                 journal=journal,
                 stall=stall,
                 evaluation=evaluation if checked.eval_tasks else None,
-                on_update=view.update,
+                on_update=on_update,
             ),
         )
         log.info("starting %d engines and %d actor ranks", config.engine.num_engines, config.actor.num_ranks)
