@@ -115,7 +115,7 @@ class Run:
                 journal=self.journal,
                 stall=stall,
                 evaluation=evaluation if evaluate else None,
-                on_update=self.rows.append,
+                on_update=[self.rows.append],
             ),
         )
 

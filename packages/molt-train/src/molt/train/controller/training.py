@@ -64,8 +64,8 @@ class Parts:
     journal: Journal
     stall: StallGuard
     evaluation: Evaluation | None
-    on_update: Callable[[dict[str, Any]], None]
-    """Called with each row of the journal."""
+    on_update: Sequence[Callable[[dict[str, Any]], None]]
+    """Each is called with every row of the journal."""
 
 
 @dataclass
@@ -215,4 +215,5 @@ class TrainingLoop:
         }
         self._dropped.clear()
         self._parts.journal.append(row)
-        self._parts.on_update(row)
+        for observe in self._parts.on_update:
+            observe(row)

@@ -76,12 +76,7 @@ async def _train(
             progress=lambda: {"policy_version": serving.version, "num_updates": config.train.num_updates},
         )
         stall = _stall_guard(config, front, router)
-        view, update_metrics = ProgressView(config.train.num_updates), UpdateMetrics(front.metrics)
-
-        def on_update(row: dict[str, Any]) -> None:
-            view.update(row)
-            update_metrics.update(row)
-
+        view = ProgressView(config.train.num_updates)
         evaluation = Evaluation(
             front.pool, checked.eval_tasks, num_samples=config.data.eval_samples, journal=evaluations, stall=stall
         )
@@ -96,7 +91,7 @@ async def _train(
                 journal=journal,
                 stall=stall,
                 evaluation=evaluation if checked.eval_tasks else None,
-                on_update=on_update,
+                on_update=(view.update, UpdateMetrics(front.metrics).update),
             ),
         )
         log.info("starting %d engines and %d actor ranks", config.engine.num_engines, config.actor.num_ranks)
