@@ -43,7 +43,8 @@ async def test_threads_see_the_context_of_their_caller():
 
 async def test_there_are_as_many_threads_as_calls():
     barrier = threading.Barrier(64)  # more than any default pool has
-    await asyncio.gather(*(call(barrier.wait, 10) for _ in range(64)))
+    places = await asyncio.gather(*(call(barrier.wait, 10) for _ in range(64)))
+    assert sorted(places) == list(range(64)), "all were at the barrier at once"
 
 
 async def test_a_blocked_thread_does_not_outlast_a_cancelled_call():

@@ -16,11 +16,15 @@ AGENT, ENVIRONMENT, TEST = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 async def test_the_agent_and_its_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "agent.py").write_text(AGENT)
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(TEST, names)
+    agent = tmp_path / "agent.py"
+    agent.write_text(AGENT)
     await names["test_my_agent"]()
+    agent.write_text(AGENT.replace(" == ctx.label", " == 'never said'"))
+    with pytest.raises(AssertionError):  # so it was the agent that satisfied the test
+        await names["test_my_agent"]()
 
 
 async def test_the_environment(tmp_path: Path):

@@ -80,25 +80,22 @@ async def test_a_function_answers_concurrent_calls_by_their_body(client: AsyncOp
 
 
 async def test_a_client_that_leaves_ends_its_request():
-    entered, left = asyncio.Event(), asyncio.Event()
+    handled: asyncio.Queue[asyncio.Task | None] = asyncio.Queue()
 
     class Watched(ScriptedModel):
         async def handle(self, request):
-            entered.set()
-            try:
-                return await super().handle(request)
-            except asyncio.CancelledError:
-                left.set()
-                raise
+            handled.put_nowait(asyncio.current_task())
+            return await super().handle(request)
 
     async with (
         Watched([ScriptedReply(wait_for=asyncio.Event())]) as model,
         AsyncOpenAI(base_url=model.base_url, api_key="any") as client,
     ):
         call = asyncio.create_task(client.chat.completions.create(model="m", messages=ASK))
-        await entered.wait()
+        handling = await handled.get()
         call.cancel()
-        await left.wait()
+        await asyncio.wait({handling}, timeout=5)
+        assert handling.cancelled()
 
 
 def test_a_script_needs_a_reply_and_a_url_needs_a_running_server():

@@ -286,7 +286,9 @@ async def test_an_idle_worker_stops_at_once(leases: ScriptedLeases):
     idle = asyncio.create_task(idle_worker.run())
     await leases.wait_until(lambda: leases.num_polling == 1)
     idle_worker.stop()
-    await idle
+    await asyncio.wait({idle}, timeout=5)  # its poll would take 20 s, a drain 10 s
+    assert idle.done()
+    assert not busy.done()
     busy_runner.let_go.set()
     await busy
 

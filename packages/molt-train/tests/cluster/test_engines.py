@@ -30,14 +30,17 @@ class Handle:
 
     def __init__(self, setup, options, pid):
         self.setup, self.options, self.is_killed = setup, options, False
+        self.asked = []
         self.answers = {"start": pid, "generate": CHUNK, "stream": [CHUNK, CHUNK], "check_health": 0, "abort": None}
 
     def __getattr__(self, name):
         return SimpleNamespace(
-            remote=lambda *args: self._call(name), options=lambda **_: SimpleNamespace(remote=lambda *a: self._stream())
+            remote=lambda *args: self._call(name, *args),
+            options=lambda **_: SimpleNamespace(remote=lambda *a: self._stream()),
         )
 
-    async def _call(self, name):
+    async def _call(self, name, *args):
+        self.asked.append((name, *args))
         answer = self.answers[name]
         if isinstance(answer, BaseException):
             raise answer
@@ -107,7 +110,8 @@ async def test_answers_are_passed_on(engine):
 
 async def test_a_generation_of_a_dead_engine_needs_no_abort(engine):
     engine.actor.answers["abort"] = RayActorError()
-    await engine.abort("r")
+    (fault,) = await asyncio.gather(engine.abort("r"), return_exceptions=True)
+    assert (fault, engine.actor.asked) == (None, [("abort", "r")])
 
 
 @pytest.mark.parametrize("answer", [RayActorError(), of_ray(EngineDeadError("core gone")), NEVER])

@@ -10,6 +10,9 @@ from molt.train.engine.protocol import EngineChunk, EngineRequest, EngineSamplin
 from molt.train.engine.router import Router
 from molt.train.errors import ActorError, EngineDeadError, RunError, StallError
 
+LIMIT_S = 5.0
+"""Of waits that take a few turns of the event loop, so that one without an end fails where it waits."""
+
 
 class Engine:
     """Answers with its name as the one token's version."""
@@ -94,9 +97,14 @@ class Bench:
         )
 
         async def answer():
-            return (await self.router.generate(request)).versions[0]
+            async with asyncio.timeout(LIMIT_S):
+                return (await self.router.generate(request)).versions[0]
 
         return asyncio.create_task(answer())
+
+    async def reach_held_refit(self):
+        await settle()
+        assert self.actor.is_held.is_set(), f"refit {self.actor.held} is not under way: {self.log}"
 
 
 @pytest.fixture
@@ -127,7 +135,7 @@ async def test_a_resumed_run_sends_the_weights_before_the_first_request_is_serve
     bench = Bench()
     bench.actor.held = 1
     opening = asyncio.create_task(bench.serving.open(7, send=True))
-    await bench.actor.is_held.wait()
+    await bench.reach_held_refit()
     with pytest.raises(EngineDeadError):
         await bench.ask()
     bench.actor.go_on.set()
@@ -156,7 +164,7 @@ async def test_no_engine_serves_while_those_of_a_failed_refit_are_replaced(bench
     bench.actor.faults = [ActorError("broke")]
     bench.actor.held = 2  # that of the new engines
     refit = asyncio.create_task(bench.serving.refit(1))
-    await bench.actor.is_held.wait()
+    await bench.reach_held_refit()
     with pytest.raises(EngineDeadError):
         await bench.ask()
     bench.actor.go_on.set()
@@ -175,7 +183,7 @@ async def test_a_dead_engine_is_replaced_and_refitted_before_it_is_admitted(benc
     bench.fleet.gone = [1]
     bench.actor.held = 2
     supervision = asyncio.create_task(bench.serving.supervise())
-    await bench.actor.is_held.wait()
+    await bench.reach_held_refit()
     assert bench.log[2:] == [("replace", (1,)), ("connect", (0, 11), 2), ("refit", 3)]
     assert {await request for request in [bench.ask() for _ in range(4)]} == {0}  # the other goes on alone meanwhile
     bench.actor.go_on.set()
@@ -187,7 +195,7 @@ async def test_a_dead_engine_is_replaced_and_refitted_before_it_is_admitted(benc
 async def test_an_engine_that_dies_during_a_refit_is_replaced_after_it(bench, eager_supervision):
     bench.actor.held = 1
     refit = asyncio.create_task(bench.serving.refit(1))
-    await bench.actor.is_held.wait()
+    await bench.reach_held_refit()
     bench.fleet.gone = [0]
     supervision = asyncio.create_task(bench.serving.supervise())
     await settle()
@@ -204,4 +212,5 @@ async def test_a_death_without_a_restart_left_ends_the_run(eager_supervision):
     await bench.serving.open(0, send=False)
     bench.fleet.gone = [0]
     with pytest.raises(RunError, match=r"engine.max_restarts is spent"):
-        await bench.serving.supervise()
+        async with asyncio.timeout(LIMIT_S):
+            await bench.serving.supervise()

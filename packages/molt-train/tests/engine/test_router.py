@@ -81,9 +81,12 @@ async def test_a_new_session_goes_where_least_is_running():
 async def test_finished_requests_no_longer_count_as_load():
     first, second = Engine(), Engine(holds=True)
     router = router_over(first, second)
+    tasks = []
     for i in range(3):
-        await router.generate(ask(f"r{i}", affinity=f"s{i}"))
-    assert len(first.seen) == 3
+        tasks.append(asyncio.create_task(router.generate(ask(f"r{i}", affinity=f"s{i}"))))
+        await settle()
+    assert (len(first.seen), len(second.seen)) == (3, 0)
+    await asyncio.gather(*tasks)
 
 
 async def test_requests_without_a_session_are_spread():
@@ -129,10 +132,11 @@ async def test_while_no_engine_is_up_requests_fail_at_once_and_are_no_progress()
     router = router_over(Engine())
     router.remove(0)
     router.remove(5)  # unknown numbers are ignored
-    with pytest.raises(EngineDeadError, match="r1: no engine is up"):
-        await router.generate(ask("r1"))
-    with pytest.raises(EngineDeadError, match="r2: no engine is up"):
-        await anext(router.stream(ask("r2")))
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineDeadError, match="r1: no engine is up"):
+            await router.generate(ask("r1"))
+        with pytest.raises(EngineDeadError, match="r2: no engine is up"):
+            await anext(router.stream(ask("r2")))
     assert (router.num_running, router.num_finished) == (0, 0)
     router.admit(0, Engine())
     assert await router.generate(ask("r3")) == CHUNK
@@ -183,7 +187,8 @@ async def test_of_many_sessions_those_that_asked_last_keep_their_places(monkeypa
     tasks = [asyncio.create_task(router.generate(ask("r0", affinity="busy")))]
     await settle()
     for i in range(3):  # each goes where less is running, and "busy" asks again before it could be forgotten
-        await router.generate(ask(f"other{i}", affinity=f"s{i}"))
+        tasks.append(asyncio.create_task(router.generate(ask(f"other{i}", affinity=f"s{i}"))))
+        await settle()
         tasks.append(asyncio.create_task(router.generate(ask(f"r{i + 1}", affinity="busy"))))
         await settle()
     assert first.seen == ["r0", "r1", "r2", "r3"]

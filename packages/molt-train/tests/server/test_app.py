@@ -240,8 +240,9 @@ async def test_a_long_poll_is_cancelled_when_its_worker_hangs_up(server, desk):
     head = f"POST /api/v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
     writer.write(head.encode() + b"authorization: Bearer worker-token\r\n\r\n" + body)
     await desk.poll_started.wait()
+    assert not desk.poll_cancelled.is_set()
     writer.transport.abort()
-    await asyncio.wait_for(desk.poll_cancelled.wait(), timeout=5)
+    assert await asyncio.wait_for(desk.poll_cancelled.wait(), timeout=5)
 
 
 async def test_a_long_poll_answers_when_the_desk_does(worker, desk):

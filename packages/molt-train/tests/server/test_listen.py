@@ -1,4 +1,5 @@
 import asyncio
+import ipaddress
 import signal
 import socket
 
@@ -30,7 +31,8 @@ def test_an_address_that_others_can_reach_needs_a_token(host):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.5"])
 def test_loopback_needs_none(host):
-    bind(host, 0, token="").close()
+    with bind(host, 0, token="") as sock:
+        assert ipaddress.ip_address(sock.getsockname()[0]).is_loopback
 
 
 @pytest.mark.parametrize("port", [65536, -1])
@@ -128,6 +130,8 @@ async def test_stopping_lets_requests_under_way_end_and_cuts_those_that_do_not()
 
 async def test_a_server_that_never_started_gives_its_port_back():
     sock = bind("127.0.0.1", 0, token="t")
-    port = sock.getsockname()[1]
+    address = sock.getsockname()
     await HttpServer(hello, sock).stop()
-    bind("127.0.0.1", port, token="t").close()
+    with socket.socket() as other:  # without SO_REUSEADDR, under which two sockets that do not listen share a port
+        other.bind(address)
+        assert other.getsockname() == address

@@ -40,14 +40,15 @@ class RayEngine:
         except TimeoutError:
             raise StallError(f"an engine did not start within {START_TIMEOUT_S:.0f} s") from None
         except (RayActorError, RayTaskError) as error:
-            raise RunError(f"an engine did not start: {error}") from error
+            reason = str(error).strip().splitlines()[-1]
+            raise RunError(f"an engine did not start, see the run folder's logs/: {reason}") from error
 
     async def generate(self, request: EngineRequest) -> EngineChunk:
         """The whole generation at once."""
         try:
             return await self.actor.generate.remote(request)
         except RayActorError as error:
-            raise EngineDeadError(f"request {request.request_id}: the engine's process is gone: {error}") from None
+            raise EngineDeadError(f"request {request.request_id}: the engine's process is gone") from error
         except RayTaskError as error:
             raise _cause(error, request.request_id) from None
 
@@ -57,7 +58,7 @@ class RayEngine:
             async for ref in self.actor.stream.options(num_returns="streaming").remote(request):
                 yield await ref
         except RayActorError as error:
-            raise EngineDeadError(f"request {request.request_id}: the engine's process is gone: {error}") from None
+            raise EngineDeadError(f"request {request.request_id}: the engine's process is gone") from error
         except RayTaskError as error:
             raise _cause(error, request.request_id) from None
 

@@ -107,4 +107,7 @@ class ActorGroup:
         except RayTaskError as error:
             raise ActorError(f"actor rank failed in {method!r}: {error.cause}") from error
         except RayActorError as error:
-            raise ActorError(f"an actor rank died in {method!r}: {error}") from None
+            raise ActorError(
+                f"an actor rank died in {method!r}; its output is in the run folder's logs/, and the same command goes "
+                "on from the last checkpoint"
+            ) from error

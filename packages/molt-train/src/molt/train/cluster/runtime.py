@@ -26,7 +26,6 @@ def ray_runtime(*, address: str, logs: Path) -> Iterator[None]:
             address="local",
             num_cpus=1,
             include_dashboard=False,
-            _node_ip_address="127.0.0.1",
             log_to_driver=False,
             configure_logging=False,
             object_store_memory=256 << 20,
