@@ -1,11 +1,11 @@
 """Fixtures of the slow tests. An engine takes half a minute to start, so what starts one is shared by the session."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,15 +39,14 @@ class Process:
         return "".join(self.errors)
 
 
-def start(*arguments: str, **environment: str) -> Process:
-    """Start `molt-train` with `arguments`."""
+def launch(*arguments: str) -> Process:
+    """Start `molt-train` with `arguments`; whoever does so ends it."""
     popen = subprocess.Popen(
         [*COMMAND, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment},
     )
     process = Process(popen)
     # Read all the time: a full pipe would hold the command up.
@@ -71,6 +70,13 @@ def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def wait_for_updates(process: Process, folder: Path, number: int) -> None:
+    """Until `number` updates are journaled. The test's own time limit bounds the wait."""
+    while len(rows(folder / "metrics.jsonl")) < number:
+        assert process.popen.poll() is None, process.stderr[-3000:]
+        time.sleep(0.05)
+
+
 def descendants(pid: int) -> list[int]:
     """Every process below `pid`."""
     listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
@@ -81,6 +87,21 @@ def descendants(pid: int) -> list[int]:
         grew = bool(children)
         found |= children
     return sorted(found - {pid})
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    """Starts `molt-train` commands; those that a failed test leaves behind are ended."""
+    processes: list[Process] = []
+
+    def start_one(*arguments: str) -> Process:
+        processes.append(launch(*arguments))
+        return processes[-1]
+
+    yield start_one
+    for process in processes:
+        process.popen.kill()
+        process.wait(10)
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +147,7 @@ def run_arguments(calculator_policy, calculator_tasks) -> list[str]:
 def gateway(calculator_policy, tmp_path_factory) -> Iterator[Process]:
     """The stand-alone gateway on a real engine."""
     folder = tmp_path_factory.mktemp("gateway")
-    process = start(
+    process = launch(
         *("gateway", "--model", str(calculator_policy), "--token", "gateway-token"),
         *("engine.max_model_len=512", f"run.dir={folder}"),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.conftest import COMMAND, descendants, rows, start, wait_until_serving
+from integration_tests.conftest import COMMAND, descendants, rows, wait_for_updates, wait_until_serving
 from molt.train.pool.reader import LedgerReader
 
 pytestmark = pytest.mark.timeout(420)
@@ -21,13 +21,6 @@ def events(folder, kind):
         return [event.detail for event in reader.events() if event.kind == kind]
     finally:
         reader.close()
-
-
-def wait_for_updates(process, folder, number):
-    """Until `number` updates are journaled. The test's own time limit bounds the wait."""
-    while len(rows(folder / "metrics.jsonl")) < number:
-        assert process.popen.poll() is None, process.stderr[-3000:]
-        time.sleep(0.05)
 
 
 def assert_trained_exactly_once(folder, num_updates):
@@ -46,7 +39,7 @@ def assert_trained_exactly_once(folder, num_updates):
     assert audit.returncode == 0, audit.stdout
 
 
-def test_a_killed_worker_and_a_killed_engine_cost_nothing(run_arguments, tmp_path):
+def test_a_killed_worker_and_a_killed_engine_cost_nothing(start, run_arguments, tmp_path):
     folder = tmp_path / "run"
     process = start(
         *run_arguments,
@@ -90,7 +83,7 @@ def test_a_killed_worker_and_a_killed_engine_cost_nothing(run_arguments, tmp_pat
     assert again <= finished
 
 
-def test_a_killed_server_resumes(run_arguments, tmp_path):
+def test_a_killed_server_resumes(start, run_arguments, tmp_path):
     folder = tmp_path / "run"
     arguments = [
         *run_arguments,
