@@ -76,6 +76,8 @@ def test_every_command_is_one(command):
             assert target in re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
         case ["pip", "install", path] | ["python", path]:
             assert (ROOT / path).exists()
+        case ["python", "-m", module]:
+            assert (ROOT / module.replace(".", "/") / "__main__.py").is_file()
         case _:
             pytest.fail(f"what is {command!r}?")
 
