@@ -1,5 +1,8 @@
 """The documented agents, verbatim, against a real engine; and streams of the real SDKs, equal to what was recorded."""
 
+import asyncio
+import json
+import sys
 from pathlib import Path
 
 import httpx
@@ -7,6 +10,8 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
+from calculator import tasks
+from calculator.demo import HERE, write_rows
 from molt.agents.load import load_runner
 from molt.agents.protocol import Lease, SamplingParams, SessionCredentials
 from molt.agents.rollout import run_lease
@@ -115,3 +120,20 @@ async def test_a_second_turn_extends_the_first_ones_row(control):
     (segment,) = record["segments"]
     assert sum(segment["action_mask"]) == len(first["token_ids"]) + len(second["token_ids"])
     await client.close()
+
+
+async def test_the_calculator_runs_unchanged_under_try(control, tmp_path):
+    session = await open_session(control)
+    write_rows(tmp_path / "tasks.jsonl", [tasks.row((1, "+", 2, "*", 3)), tasks.row((7, "-", 3, "+", 1))])
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "molt.agents", "try", str(HERE / "agent.py"), "--tasks", str(tmp_path / "tasks.jsonl")),
+        *("--base-url", session.base_url, "--api-key", session.api_key, "--model", "policy", "--max-tokens", "16"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    *lines, last = [json.loads(line) for line in output.splitlines()]
+    assert process.returncode == 0
+    assert sorted(line["task"] for line in lines) == [0, 1]
+    assert {line["outcome"] for line in lines} == {"completed"}
+    assert last["summary"]["num_tasks"] == 2
+    assert len((await recording(control, session.session_id))["turns"]) >= 2
