@@ -115,8 +115,3 @@ def test_a_second_step_is_clipped_by_the_distance_from_the_policy_before_the_win
 def test_weights_cannot_be_sent_before_there_is_anyone_to_send_them_to(rank):
     with pytest.raises(RuntimeError, match="refit before connect"):
         rank.refit(1)
-
-
-def test_a_rank_without_cuda_has_used_no_memory_of_it(rank, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert rank.peak_memory() == 0

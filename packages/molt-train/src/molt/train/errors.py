@@ -4,7 +4,6 @@
     +-- ConfigError (ValueError)           bad input: one line that names the field, the value and the fix; exit code 2
     +-- RunError (RuntimeError)            the run cannot go on; exit code 1
     |   +-- ActorError                     an actor rank died or refused a step
-    |   +-- RefitError                     weights did not reach the engines whole
     |   +-- StallError (TimeoutError)      a named wait passed its limit
     +-- EngineError (RuntimeError)         one generation failed
         +-- EngineDeadError                the engine is gone
@@ -28,10 +27,6 @@ class RunError(MoltError, RuntimeError):
 
 class ActorError(RunError):
     """An actor rank died or refused a step."""
-
-
-class RefitError(RunError):
-    """Weights did not reach the engines whole; the engines concerned are out of service."""
 
 
 class StallError(RunError, TimeoutError):

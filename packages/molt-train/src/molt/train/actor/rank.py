@@ -91,10 +91,6 @@ class ActorRank:
         self._client.version = version
         self._sender.send_weights()
 
-    def peak_memory(self) -> int:
-        """Most bytes of CUDA memory that this rank has held at once; 0 without CUDA."""
-        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-
     def _update(self, windows: Sequence[RankWindow], step: int, objective: Objective) -> StepReport:
         shares = [
             Share([self._reload(microbatch) for microbatch in window.microbatches], window.num_action_tokens)
