@@ -71,6 +71,7 @@ def test_a_killed_worker_and_a_killed_engine_cost_nothing(start, run_arguments, 
     assert events(folder, "worker_died")
     assert len(events(folder, "engine_died")) == len(events(folder, "engine_restarted")) == 1
     assert "engine_died" in process.stderr, "the death of an engine must be in the log, too"
+    assert "worker_died" in process.stderr
     assert max(row["staleness_max"] for row in rows(folder / "metrics.jsonl")) <= 2
     assert_trained_exactly_once(folder, len(rows(folder / "metrics.jsonl")))
     reader = LedgerReader.open(folder / "ledger.db")

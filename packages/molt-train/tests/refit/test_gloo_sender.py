@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+from molt.train.errors import RunError
 from molt.train.refit.gloo_group import GlooGroup
 from molt.train.refit.sender import GlooSender, make_sender
 
@@ -147,3 +148,10 @@ def test_a_sender_that_has_left_the_group_sends_nothing(model, init):
 
 def test_weights_go_over_gloo_where_the_placement_says_so(model, init):
     assert isinstance(make_sender(model, "gloo", rank=1, init=init, client=Engines()), GlooSender)
+
+
+@pytest.mark.parametrize("transfer", ["gloo", "nccl"])
+def test_a_model_with_names_of_its_own_is_refused(model, init, transfer):
+    model.state_dict_adapter = object()
+    with pytest.raises(RunError, match="names its parameters otherwise than its checkpoint"):
+        make_sender(model, transfer, rank=1, init=init, client=Engines())

@@ -1,7 +1,6 @@
 """Engines as Ray actors: one handle each, and the fleet that starts, watches and restarts them."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,8 +11,6 @@ from ray.exceptions import RayActorError, RayTaskError
 from molt.train.engine.protocol import EngineChunk, EngineRequest
 from molt.train.engine.vllm import VllmEngine, VllmSetup
 from molt.train.errors import EngineDeadError, EngineError, RunError, StallError
-
-log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 600.0
 HEALTH_TIMEOUT_S = 30.0

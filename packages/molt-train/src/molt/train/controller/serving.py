@@ -1,15 +1,12 @@
 """The engines as the controller sees them: serving one policy version, refitted together, replaced when they die."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from molt.train.engine.protocol import Engine
 from molt.train.engine.router import Router
 from molt.train.errors import ActorError, StallError
-
-log = logging.getLogger(__name__)
 
 HEALTH_INTERVAL_S = 2.0
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -11,8 +10,6 @@ from typing import Any
 
 from molt.train.config import AgentConfig
 from molt.train.errors import RunError
-
-log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 20
 DRAIN_S = 10.0

@@ -18,7 +18,7 @@ from molt.train.engine.router import Router
 from molt.train.engine.scripted_tokenizer import scripted_tokenizer
 from molt.train.experience import LocalPayloadStore
 from molt.train.launch.environment import open_folder, ray
-from molt.train.launch.parts import make_fleet, make_front
+from molt.train.launch.parts import make_events, make_fleet, make_front
 from molt.train.launch.preflight import Preflight, load_renderer, require
 from molt.train.pool.ledger import Ledger
 from molt.train.server import bind
@@ -81,7 +81,7 @@ async def _serve(config: Config, checked: Preflight, folder: RunFolder, engine: 
 
 @contextlib.asynccontextmanager
 async def _vllm(config: Config, ledger: Ledger) -> AsyncIterator[Router]:
-    fleet, router = make_fleet(config, on_event=ledger.record_event), Router()
+    fleet, router = make_fleet(config, on_event=make_events(ledger)), Router()
     try:
         await fleet.start()
         for index, engine in enumerate(fleet.engines):

@@ -121,16 +121,22 @@ def make_actor(config: Config, store: PayloadStore) -> "ActorGroup":
     return ActorGroup(setup, store, placement=place(config, num_gpus=num_gpus()), timeout_s=CALL_TIMEOUT_S)
 
 
+def make_events(ledger: Ledger) -> Callable[[str, dict[str, Any]], None]:
+    """Where deaths, restarts and failed refits are told: each is a line of the log and a row of the ledger."""
+
+    def on_event(kind: str, detail: dict[str, Any]) -> None:
+        log.info("%s %s", kind, detail)
+        ledger.record_event(kind, detail)
+
+    return on_event
+
+
 def make_fleet(config: Config, *, on_event: Callable[[str, dict[str, Any]], None]) -> "EngineFleet":
-    """The engines; not started yet. Their deaths and restarts are logged and given to `on_event`."""
+    """The engines; not started yet."""
     from molt.train.cluster.engines import EngineFleet
     from molt.train.cluster.placement import place
     from molt.train.cluster.runtime import num_gpus
     from molt.train.engine.vllm import VllmSetup
-
-    def log_event(kind: str, detail: dict[str, Any]) -> None:
-        log.info("%s %s", kind, detail)
-        on_event(kind, detail)
 
     placement = place(config, num_gpus=num_gpus())
     setup = VllmSetup(
@@ -141,4 +147,4 @@ def make_fleet(config: Config, *, on_event: Callable[[str, dict[str, Any]], None
         transfer=placement.transfer,
         version=0,
     )
-    return EngineFleet(setup, on_change=log_event)
+    return EngineFleet(setup, on_change=on_event)

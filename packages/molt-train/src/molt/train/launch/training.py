@@ -6,7 +6,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from molt.train.config import Config
@@ -20,7 +20,7 @@ from molt.train.controller.workers import LocalWorkers
 from molt.train.engine.router import Router
 from molt.train.errors import RunError
 from molt.train.launch.environment import make_folder, open_folder, ray, worker_environment
-from molt.train.launch.parts import Front, make_actor, make_fleet, make_front
+from molt.train.launch.parts import Front, make_actor, make_events, make_fleet, make_front
 from molt.train.launch.preflight import Preflight, preflight
 from molt.train.observe.journal import Journal
 from molt.train.observe.progress import ProgressView
@@ -52,11 +52,11 @@ async def _train(
 ) -> None:
     from molt.train.cluster.payloads import RayPayloadStore
 
-    store, router = RayPayloadStore(), Router()
+    store, router, on_event = RayPayloadStore(), Router(), make_events(ledger)
     with contextlib.ExitStack() as resources:
         journal = resources.enter_context(Journal(folder.metrics))
         evaluations = resources.enter_context(Journal(folder.evaluations))
-        actor, fleet = make_actor(config, store), make_fleet(config, on_event=ledger.record_event)
+        actor, fleet = make_actor(config, store), make_fleet(config, on_event=on_event)
         resources.callback(actor.kill)
         resources.callback(fleet.kill)
         serving = Serving(
@@ -64,7 +64,7 @@ async def _train(
             router,
             actor,
             workers_per_engine=config.engine.tensor_parallel_size,
-            on_event=ledger.record_event,
+            on_event=on_event,
         )
         front = make_front(
             config,
@@ -98,7 +98,7 @@ async def _train(
         await asyncio.gather(actor.start(), fleet.start())
         await loop.resume()
         evaluations.truncate_after(loop.step)
-        workers = _local_workers(config, front, folder, ledger, token=token) if local_workers else None
+        workers = _local_workers(config, front, folder, on_event, token=token) if local_workers else None
         async with _serving(front, workers):
             watchers = [serving.supervise(), front.desk.watch_leases(), _stop_when_told()]
             if workers:
@@ -116,13 +116,15 @@ def _stall_guard(config: Config, front: Front, router: Router) -> StallGuard:
     )
 
 
-def _local_workers(config: Config, front: Front, folder: RunFolder, ledger: Ledger, *, token: str) -> LocalWorkers:
+def _local_workers(
+    config: Config, front: Front, folder: RunFolder, on_event: Callable[[str, dict[str, Any]], None], *, token: str
+) -> LocalWorkers:
     return LocalWorkers(
         config.agent,
         url=front.server.url,
         environment=worker_environment(token),
         logs=folder.logs,
-        on_event=ledger.record_event,
+        on_event=on_event,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from molt.train.errors import RunError
 from molt.train.refit.gloo_group import GlooGroup
 
 Transfer = Literal["gloo", "nccl"]
@@ -50,7 +51,14 @@ class WeightSender(Protocol):
 def make_sender(
     model: torch.nn.Module, transfer: Transfer, *, rank: int, init: dict[str, Any], client: SyncClient
 ) -> WeightSender:
-    """Rendezvous with the engines' workers: `init` holds `host`, `port`, `world_size` (1 + workers), `timeout_s`."""
+    """Rendezvous with the engines' workers: `init` holds `host`, `port`, `world_size` (1 + workers), `timeout_s`.
+
+    Raises RunError for a model whose parameters are not named as in its Hugging Face checkpoint: engines load by name.
+    """
+    if getattr(model, "state_dict_adapter", None) is not None:
+        raise RunError(
+            f"{type(model).__name__} names its parameters otherwise than its checkpoint does: no refit of it"
+        )
     if transfer == "gloo":
         return GlooSender(model, rank=rank, init=init, client=client)
     from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
