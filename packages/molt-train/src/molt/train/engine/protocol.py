@@ -8,6 +8,14 @@ import msgspec
 EngineFinish = Literal["stop", "length", "abort"]
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound on what may be sampled, as vLLM's structured outputs take it."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
+    text: str = ""
+    """JSON of the schema, of the list of choices or of the structural tag; the expression; the EBNF."""
+
+
 class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):
     """How one call samples. Every field is always sent, so that no engine default can change the distribution."""
 
@@ -21,15 +29,20 @@ class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these tokens."""
+    grammar: Grammar | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation. `affinity` names the session, so that its prefix cache is found again."""
+    """One generation."""
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: EngineSampling
-    affinity: str = ""
+    num_top_logprobs: int = 0
+    affinity: tuple[str, ...] = ()
+    """Whose prefix this prompt shares, the longest first (branch, then session): the engine that served them has it."""
 
 
 class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +59,8 @@ class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: EngineFinish | None = None
     stop_string: str | None = None
     num_cached_tokens: int = 0
+    top_logprobs: list[list[tuple[int, float]]] = []
+    """One list a token, likeliest first, where the request asks for them; else empty."""
 
 
 class Engine(Protocol):

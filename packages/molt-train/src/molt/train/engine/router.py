@@ -74,12 +74,13 @@ class Router:
         if not self._seats:
             # Waiting is the gateway's affair: it knows for how long, and whether the client is still there.
             raise EngineDeadError(f"request {request.request_id}: no engine is up")
-        place = self._places.get(request.affinity)
+        session = request.affinity[-1] if request.affinity else ""
+        place = self._places.get(session)
         if place not in self._seats:
             place = min(self._seats, key=lambda index: self._seats[index].load)
-        if request.affinity:
-            self._places[request.affinity] = place
-            self._places.move_to_end(request.affinity)
+        if session:
+            self._places[session] = place
+            self._places.move_to_end(session)
             if len(self._places) > MAX_PLACES:
                 self._places.popitem(last=False)
         seat = self._seats[place]

@@ -1,7 +1,7 @@
 """A model call and its reply in the shape that all wires share."""
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -27,8 +27,28 @@ class SamplingWishes(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tools the reply may call, and whether it must."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    """`none`: what looks like a tool call is text, whatever the tools."""
+    names: tuple[str, ...] = ()
+    """Only these tools may be called; empty: any."""
+    max_calls: int | None = None
+    """Tool calls that the reply may show; 1 where the client wants none in parallel."""
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text of the reply must be."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
+    spec: Any = None
+    """The schema, expression, choices, grammar or tag, as JSON; None for `json_object`."""
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +59,14 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     num_leading: int = 0
     """Of `messages`, those in front that stand elsewhere in the request (the system text of Messages)."""
     tools: bytes = b"null"
-    offers_tools: bool = True
-    """False: what looks like a tool call in the reply is text, whatever the tools."""
-    max_calls: int | None = None
-    """Tool calls that the reply may show."""
+    tool_choice: ToolChoice = ToolChoice()
+    response_format: ResponseFormat | None = None
+    """None: free text."""
     wishes: SamplingWishes = SamplingWishes()
+    num_choices: int = 1
+    """Independent samples of one reply (`n`)."""
+    num_top_logprobs: int = 0
+    """Likeliest alternatives of each token that the client wants to see."""
     stream: bool = False
     prefill: str = ""
     """The beginning of the reply, given by the client."""
@@ -64,15 +87,48 @@ class Content(msgspec.Struct, frozen=True):
     text: str
 
 
-class ToolCall(msgspec.Struct, frozen=True):
-    """One whole tool call. `arguments` is the JSON text as it was sampled."""
+class ToolCallStart(msgspec.Struct, frozen=True):
+    """A tool call begins: the tool is known."""
 
     name: str
-    arguments: str
     call_id: str = ""
 
 
-Event = Reasoning | Content | ToolCall
+class ToolCallArguments(msgspec.Struct, frozen=True):
+    """More of the JSON text of the newest call's arguments, as it was sampled."""
+
+    text: str
+
+
+class ToolCallEnd(msgspec.Struct, frozen=True):
+    """The newest call is whole. A call that is cut, or whose JSON breaks, has no end."""
+
+
+Event = Reasoning | Content | ToolCallStart | ToolCallArguments | ToolCallEnd
+
+
+class ToolCall(msgspec.Struct):
+    """One tool call of a reply. `arguments` is JSON, or the beginning of JSON where the call is not complete."""
+
+    name: str
+    call_id: str
+    arguments: str = ""
+    complete: bool = False
+
+
+TopLogprobs = list[tuple[int, float]]
+"""The likeliest tokens at one position, with their log-probs, best first."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Newly sampled tokens of one choice, and what they say."""
+
+    events: list[Event]
+    token_ids: list[int]
+    logprobs: list[float]
+    top_logprobs: list[TopLogprobs] = []
+    """One a token where the call asks for them, else empty."""
+    choice: int = 0
 
 
 class Reply(msgspec.Struct, kw_only=True):
@@ -82,12 +138,15 @@ class Reply(msgspec.Struct, kw_only=True):
     model: str
     created: int
     """Unix time in seconds."""
+    choice: int = 0
+    """Place among the samples of one request."""
     prompt_tokens: int
     reasoning: str = ""
     content: str = ""
     calls: list[ToolCall] = []
     token_ids: list[int] = []
     logprobs: list[float] = []
+    top_logprobs: list[TopLogprobs] = []
     finish_reason: EngineFinish = "stop"
     stop_string: str | None = None
     window_full: bool = False
@@ -97,21 +156,24 @@ class Reply(msgspec.Struct, kw_only=True):
 
 
 class ReplyEncoder(Protocol):
-    """Writes one reply in a wire's format: either `whole`, or `start`, any number of `events`, `finish`."""
+    """Writes one reply in a wire's format: either `whole`, or `start`, any number of `step`s, `finish`.
 
-    def whole(self, reply: Reply) -> bytes:
+    `replies` are the choices in order; wires that know no choices are given one.
+    """
+
+    def whole(self, replies: Sequence[Reply]) -> bytes:
         """The whole JSON body."""
         ...
 
-    def start(self, reply: Reply) -> bytes:
+    def start(self, replies: Sequence[Reply]) -> bytes:
         """The frames before the first token."""
         ...
 
-    def events(self, events: list[Event], token_ids: list[int], logprobs: list[float]) -> bytes:
+    def step(self, step: Step) -> bytes:
         """The frames of newly sampled tokens and what they said; may be empty."""
         ...
 
-    def finish(self, reply: Reply) -> bytes:
+    def finish(self, replies: Sequence[Reply]) -> bytes:
         """The last frames, the terminal one included."""
         ...
 

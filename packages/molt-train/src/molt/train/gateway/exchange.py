@@ -20,6 +20,11 @@ _EVENT_STREAM = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+_CLIENT_HEADERS = frozenset(
+    b"anthropic-beta anthropic-version session-id thread-id user-agent x-claude-code-session-id x-client-request-id "
+    b"x-codex-turn-metadata x-parent-session-id x-session-affinity x-session-id x-stainless-retry-count".split()
+)
+_MAX_HINT_BYTES = 2048
 
 
 class Exchange:
@@ -40,6 +45,15 @@ class Exchange:
         self._keepalive: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._last_write = 0.0
+
+    @property
+    def client(self) -> dict[str, str]:
+        """What the headers say of the client, as far as it helps to attribute a call."""
+        return {
+            name.decode("latin-1"): value[:_MAX_HINT_BYTES].decode("latin-1")
+            for name, value in self.headers.items()
+            if name in _CLIENT_HEADERS
+        }
 
     async def body(self, max_bytes: int) -> bytes:
         """The request's body.

@@ -11,11 +11,23 @@ import msgspec
 from molt.train.config.sections import GatewayConfig
 from molt.train.engine.protocol import EngineChunk, EngineRequest
 from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError
-from molt.train.gateway.call import Content, Dialect, Event, ModelCall, Reasoning, Reply, ToolCall
+from molt.train.gateway.call import (
+    Content,
+    Dialect,
+    Event,
+    ModelCall,
+    Reasoning,
+    Reply,
+    Step,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.detokenize import TokenReader
 from molt.train.gateway.prompt import Model, Prompt
-from molt.train.gateway.sampling import effective_sampling
+from molt.train.gateway.sampling import effective_sampling, off_policy_reasons
 from molt.train.gateway.sessions import Session
 from molt.train.gateway.turns import TurnNode, pack, pack_floats
 from molt.train.records.turn import TurnStatus
@@ -26,36 +38,32 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Between two tries at a dead engine, doubling."""
 
 
-class Step(msgspec.Struct, frozen=True):
-    """Newly sampled tokens, and what they say."""
+class CallContext(msgspec.Struct, frozen=True, kw_only=True):
+    """A parsed call with everything that its answer depends on."""
 
-    events: list[Event]
-    token_ids: list[int]
-    logprobs: list[float]
+    model: Model
+    settings: GatewayConfig
+    session: Session
+    dialect: Dialect
+    call: ModelCall
+    client: dict[str, str]
+    """What its headers say of the client."""
 
 
 class Run:
-    """One model call on its way through the engine.
+    """One sample of a model call on its way through the engine.
 
     `steps` yields what is sampled; the turn is recorded before the last step is given out, so that a client which has
     seen the end of a reply can continue it at once.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        session: Session,
-        call: ModelCall,
-        dialect: Dialect,
-        prompt: Prompt,
-        settings: GatewayConfig,
-    ) -> None:
+    def __init__(self, context: CallContext, prompt: Prompt, *, choice: int = 0) -> None:
         """Check that the prompt leaves room, and choose the sampling.
 
         Raises:
             CallError: The prompt fills the context window.
         """
+        model, session, call, dialect = context.model, context.session, context.call, context.dialect
         room = model.max_model_len - len(prompt.token_ids)
         if room < 1:
             length = len(prompt.token_ids)
@@ -64,12 +72,13 @@ class Run:
             prompt.match.parent.continued = True
         self.turn_id = secrets.token_hex(12)
         self.sampling = effective_sampling(session, call.wishes, room)
-        self.reply = new_reply(model, call, dialect, self.turn_id, prompt)
+        self.reply = new_reply(model, call, dialect, self.turn_id, prompt, choice=choice)
+        self._client = context.client
         self._model, self._session, self._call, self._dialect = model, session, call, dialect
-        self._prompt, self._settings = prompt, settings
+        self._prompt, self._settings = prompt, context.settings
         self._reading = model.parser.start(
-            offers_tools=call.offers_tools and prompt.frame.has_tools,
-            max_calls=call.max_calls,
+            offers_tools=call.tool_choice.mode != "none" and prompt.frame.has_tools,
+            max_calls=call.tool_choice.max_calls,
             in_reasoning=prompt.opens_reasoning,
         )
         self._reader = TokenReader(
@@ -78,6 +87,8 @@ class Run:
             hidden=model.hidden_token_ids,
             stops=self.sampling.stop,
         )
+        root = prompt.match.parent
+        self._affinity = ((root.root_id if root else self.turn_id), session.session_id)
         self._versions: list[int] = []
         self._node: TurnNode | None = None
         self._request_id = self.turn_id
@@ -138,7 +149,8 @@ class Run:
                 request_id=self._request_id,
                 prompt_token_ids=self._prompt.token_ids,
                 sampling=self.sampling,
-                affinity=self._session.session_id,
+                num_top_logprobs=self._call.num_top_logprobs,
+                affinity=self._affinity,
             )
             try:
                 if self._call.stream:
@@ -175,7 +187,9 @@ class Run:
         events = self._reader.feed(chunk.token_ids)
         if chunk.finish_reason is not None:
             events += self._reader.finish(chunk.stop_string)
-        return Step([self._see(event) for event in events], chunk.token_ids, chunk.logprobs)
+        reply.top_logprobs.extend(chunk.top_logprobs)
+        seen = [self._see(event) for event in events]
+        return Step(seen, chunk.token_ids, chunk.logprobs, chunk.top_logprobs, reply.choice)
 
     def _see(self, event: Event) -> Event:
         """Add to what the client has seen. A tool call gets its id."""
@@ -184,9 +198,13 @@ class Run:
                 self.reply.content += text
             case Reasoning(text):
                 self.reply.reasoning += text
-            case ToolCall(name, arguments):
-                event = ToolCall(name, arguments, self._dialect.call_prefix + secrets.token_hex(12))
-                self.reply.calls.append(event)
+            case ToolCallStart(name):
+                event = ToolCallStart(name, self._dialect.call_prefix + secrets.token_hex(12))
+                self.reply.calls.append(ToolCall(name, event.call_id))
+            case ToolCallArguments(text):
+                self.reply.calls[-1].arguments += text
+            case ToolCallEnd():
+                self.reply.calls[-1].complete = True
         return event
 
     def _settle(self, chunk: EngineChunk) -> None:
@@ -225,7 +243,10 @@ class Run:
             request=prompt.request,
             response_id=reply.response_id,
             sampling=msgspec.to_builtins(self.sampling),
+            off_policy=off_policy_reasons(self.sampling),
+            client=self._client,
             prompt_length=len(prompt.token_ids),
+            root_id=self._affinity[0],
             context_ids=pack(prompt.context_ids),
             token_ids=pack(reply.token_ids),
             logprobs=pack_floats(reply.logprobs),
@@ -240,10 +261,13 @@ class Run:
             self._session.count(fork)
 
 
-def new_reply(model: Model, call: ModelCall, dialect: Dialect, turn_id: str, prompt: Prompt) -> Reply:
+def new_reply(
+    model: Model, call: ModelCall, dialect: Dialect, turn_id: str, prompt: Prompt, *, choice: int = 0
+) -> Reply:
     """The reply to `call` before anything is sampled."""
     return Reply(
         response_id=dialect.response_prefix + turn_id,
+        choice=choice,
         model=call.model or model.name,
         created=int(time.time()),
         prompt_tokens=len(prompt.token_ids),

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from molt.train.gateway.call import Count, Dialect, Message, ModelCall, ToolCall
+from molt.train.gateway.wires.body import arguments_of
 from molt.train.records.turn import Wire
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -123,7 +124,7 @@ class MessageCache:
 
     def issue(self, turn_id: str, text: str, calls: Sequence[ToolCall]) -> bytes:
         """Know a reply of ours again by the ids of its calls. Returns its digest."""
-        digest = _assistant_digest(text, [(call.name, msgspec.json.decode(call.arguments)) for call in calls])
+        digest = _assistant_digest(text, [(call.name, arguments_of(call.arguments)) for call in calls])
         reply = IssuedReply(turn_id, digest, text.strip(), len(calls))
         self._issued.update((call.call_id, reply) for call in calls)
         return digest

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from molt.train.gateway.call import Content, Event, Reasoning, ToolCall
+from molt.train.gateway.call import Content, Event, Reasoning, ToolCallArguments, ToolCallEnd, ToolCallStart
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _THINK, _END_THINK = "<think>", "</think>"
@@ -164,7 +164,7 @@ class _HermesReading:
         else:
             self._called = True
             self._calls_left = None if self._calls_left is None else self._calls_left - 1
-            self._events.append(call)
+            self._events += [ToolCallStart(call[0]), ToolCallArguments(call[1]), ToolCallEnd()]
         return True
 
     def _show(self, text: str) -> None:
@@ -185,11 +185,11 @@ class _HermesReading:
         self.counters[name] = self.counters.get(name, 0) + 1
 
 
-def _tool_call(body: str) -> ToolCall | None:
+def _tool_call(body: str) -> tuple[str, str] | None:
     try:
         function = msgspec.json.decode(body, type=_Function)
         if isinstance(msgspec.json.decode(function.arguments), dict):
-            return ToolCall(function.name, bytes(function.arguments).decode())
+            return function.name, bytes(function.arguments).decode()
     except (msgspec.DecodeError, RecursionError):
         pass
     return None

@@ -36,7 +36,16 @@ def effective_sampling(session: Session, wishes: SamplingWishes, room: int) -> E
         frequency_penalty=_first(wishes.frequency_penalty, neutral.frequency_penalty),
         stop=stop,
         seed=wishes.seed,
+        logit_bias=wishes.logit_bias or {},
     )
+
+
+def off_policy_reasons(sampling: EngineSampling) -> tuple[str, ...]:
+    """The parameters by which a sample is none of the policy's distribution, at any temperature."""
+    neutral = EngineSampling(max_tokens=sampling.max_tokens)
+    names = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "grammar")
+    reasons = tuple(name for name in names if getattr(sampling, name) != getattr(neutral, name))
+    return ("greedy", *reasons) if sampling.temperature == 0 else reasons
 
 
 def _first(wish: _Number | None, otherwise: _Number) -> _Number:

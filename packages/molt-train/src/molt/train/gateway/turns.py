@@ -38,7 +38,11 @@ class TurnNode(msgspec.Struct, kw_only=True, eq=False, gc=False):
     request: int
     """Path of the request's messages: equal, under one frame, for samples of one request."""
     response_id: str
+    root_id: str
+    """The turn that opened the segment: names the branch."""
     sampling: dict[str, Any]
+    off_policy: tuple[str, ...]
+    client: dict[str, str]
     prompt_length: int
     context_ids: bytes
     token_ids: bytes
@@ -163,6 +167,8 @@ class TurnTree:
                 logprobs=array("d", node.logprobs).tolist(),
                 versions=unpack(node.versions),
                 sampling=node.sampling,
+                off_policy=list(node.off_policy),
+                client=node.client,
             )
             for node in self.nodes
         ]

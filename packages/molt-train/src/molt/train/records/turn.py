@@ -39,3 +39,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Policy version that sampled each token."""
     sampling: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """The sampling parameters that the engine really used."""
+    off_policy: list[str] = []
+    """Parameters that changed the distribution in a way that no recorded log-prob corrects: penalties, logit bias,
+    truncation, grammar, greedy decoding. Such a turn is not trained by default."""
+    client: dict[str, str] = {}
+    """What the client's headers said of itself (agent, thread, turn): for attribution, never for access."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from molt.train.gateway.call import Count, Message, ModelCall, SamplingWishes
+from molt.train.gateway.call import Count, Message, ModelCall, SamplingWishes, ToolChoice
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.wires.body import arguments_of, decode, present
 from molt.train.gateway.wires.chat_reply import ChatCall, ChatEncoder
@@ -126,8 +126,9 @@ class ChatDialect:
             model=request.model,
             messages=[bytes(raw) for raw in request.messages],
             tools=tools,
-            offers_tools=mode != "none",
-            max_calls=1 if request.parallel_tool_calls is False else None,
+            tool_choice=ToolChoice(
+                mode="none" if mode == "none" else "auto", max_calls=1 if request.parallel_tool_calls is False else None
+            ),
             wishes=_wishes(request),
             stream=bool(request.stream),
             template_kwargs=_template_kwargs(request),

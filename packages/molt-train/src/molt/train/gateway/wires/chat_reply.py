@@ -1,11 +1,23 @@
 """OpenAI Chat Completions: whole replies and streams of chunks out."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from molt.train.gateway.call import Content, Event, ModelCall, Reasoning, Reply, ToolCall
+from molt.train.gateway.call import (
+    Content,
+    Event,
+    ModelCall,
+    Reasoning,
+    Reply,
+    Step,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    TopLogprobs,
+)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -26,11 +38,40 @@ class ChatEncoder:
         self._call = call
         self._token_text = token_text
         self._head = b""
-        self._num_calls = 0
-        self._unsent: list[dict[str, Any]] = []
+        self._num_calls: Counter[int] = Counter()
 
-    def whole(self, reply: Reply) -> bytes:
+    def whole(self, replies: Sequence[Reply]) -> bytes:
         """See `ReplyEncoder.whole`."""
+        first = replies[0]
+        body = {"id": first.response_id, "object": "chat.completion", "created": first.created, "model": first.model}
+        choices = [self._choice(reply) for reply in replies]
+        return _encode(body | {"choices": choices, "usage": _usage(replies), "system_fingerprint": None})
+
+    def start(self, replies: Sequence[Reply]) -> bytes:
+        """See `ReplyEncoder.start`."""
+        first = replies[0]
+        shared = {"id": first.response_id, "object": "chat.completion.chunk", "created": first.created}
+        self._head = b"data: " + _encode(shared | {"model": first.model})[:-1]
+        return b"".join([self._chunk(reply.choice, {"role": "assistant", "content": ""}) for reply in replies])
+
+    def step(self, step: Step) -> bytes:
+        """See `ReplyEncoder.step`."""
+        chunks = [self._delta(step.choice, event) for event in step.events]
+        deltas = [delta for delta in chunks if delta is not None]
+        logprobs = self._logprobs(step.token_ids, step.logprobs, step.top_logprobs) if self._call.logprobs else None
+        if logprobs and not deltas:
+            deltas = [{}]
+        frames = [self._chunk(step.choice, delta) for delta in deltas[1:]]
+        return b"".join([self._chunk(step.choice, delta, logprobs=logprobs) for delta in deltas[:1]] + frames)
+
+    def finish(self, replies: Sequence[Reply]) -> bytes:
+        """See `ReplyEncoder.finish`."""
+        frames = b"".join([self._chunk(reply.choice, {}, self._finish_reason(reply)) for reply in replies])
+        if self._call.include_usage:
+            frames += self._head + b',"choices":[],"usage":' + _encode(_usage(replies)) + b"}\n\n"
+        return frames + b"data: [DONE]\n\n"
+
+    def _choice(self, reply: Reply) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
         if reply.reasoning:
             message |= {"reasoning": reply.reasoning, "reasoning_content": reply.reasoning}
@@ -39,69 +80,68 @@ class ChatEncoder:
                 {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in reply.calls
             ]
-        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": self._finish_reason(reply)}
-        choice["logprobs"] = self._logprobs(reply.token_ids, reply.logprobs) if self._call.logprobs else None
-        body = {"id": reply.response_id, "object": "chat.completion", "created": reply.created, "model": reply.model}
-        return _encode(body | {"choices": [choice], "usage": _usage(reply), "system_fingerprint": None})
+        choice: dict[str, Any] = {"index": reply.choice, "message": message}
+        choice["finish_reason"] = self._finish_reason(reply)
+        wanted = self._call.logprobs
+        choice["logprobs"] = self._logprobs(reply.token_ids, reply.logprobs, reply.top_logprobs) if wanted else None
+        return choice
 
-    def start(self, reply: Reply) -> bytes:
-        """See `ReplyEncoder.start`."""
-        shared = {"id": reply.response_id, "object": "chat.completion.chunk", "created": reply.created}
-        self._head = b"data: " + _encode(shared | {"model": reply.model})[:-1]
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def events(self, events: list[Event], token_ids: list[int], logprobs: list[float]) -> bytes:
-        """See `ReplyEncoder.events`."""
-        if self._call.logprobs:
-            self._unsent += self._logprobs(token_ids, logprobs)["content"]
-        return b"".join([self._event(event) for event in events])
-
-    def finish(self, reply: Reply) -> bytes:
-        """See `ReplyEncoder.finish`."""
-        frames = self._chunk({}, self._finish_reason(reply))
-        if self._call.include_usage:
-            frames += self._head + b',"choices":[],"usage":' + _encode(_usage(reply)) + b"}\n\n"
-        return frames + b"data: [DONE]\n\n"
-
-    def _event(self, event: Event) -> bytes:
+    def _delta(self, choice: int, event: Event) -> dict[str, Any] | None:
         match event:
             case Content(text):
-                return self._chunk({"content": text})
+                return {"content": text}
             case Reasoning(text):
-                return self._chunk({"reasoning": text, "reasoning_content": text})
-            case ToolCall(name, arguments, call_id):
-                index, self._num_calls = self._num_calls, self._num_calls + 1
+                return {"reasoning": text, "reasoning_content": text}
+            case ToolCallStart(name, call_id):
+                index, self._num_calls[choice] = self._num_calls[choice], self._num_calls[choice] + 1
                 opening = {"index": index, "id": call_id, "type": "function"}
-                opening["function"] = {"name": name, "arguments": ""}
-                rest = {"index": index, "function": {"arguments": arguments}}
-                return self._chunk({"tool_calls": [opening]}) + self._chunk({"tool_calls": [rest]})
+                return {"tool_calls": [opening | {"function": {"name": name, "arguments": ""}}]}
+            case ToolCallArguments(text):
+                index = self._num_calls[choice] - 1
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            case ToolCallEnd():
+                return None
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        if self._unsent:
-            choice["logprobs"], self._unsent = {"content": self._unsent, "refusal": None}, []
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": finish_reason}
+        if logprobs:
+            choice["logprobs"] = logprobs
         return self._head + b',"choices":[' + _encode(choice) + b"]}\n\n"
 
     def _finish_reason(self, reply: Reply) -> str:
-        if reply.calls and reply.finish_reason == "stop" and not self._call.names_tool:
+        whole = reply.calls and reply.calls[-1].complete
+        if whole and reply.finish_reason == "stop" and not self._call.names_tool:
             return "tool_calls"
         return reply.finish_reason
 
-    def _logprobs(self, token_ids: list[int], logprobs: list[float]) -> dict[str, Any]:
-        texts = [self._token_text(token_id) for token_id in token_ids]
+    def _logprobs(
+        self, token_ids: list[int], logprobs: list[float], top_logprobs: list[TopLogprobs]
+    ) -> dict[str, Any] | None:
+        tops = top_logprobs or [[]] * len(token_ids)
         content = [
-            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, logprob in zip(texts, logprobs, strict=True)
+            self._token(token_id, logprob) | {"top_logprobs": [self._token(*other) for other in top]}
+            for token_id, logprob, top in zip(token_ids, logprobs, tops, strict=True)
         ]
-        return {"content": content, "refusal": None}
+        return {"content": content, "refusal": None} if content else None
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._token_text(token_id)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
-    num_sampled = len(reply.token_ids)
+def _usage(replies: Sequence[Reply]) -> dict[str, Any]:
+    num_sampled = sum(len(reply.token_ids) for reply in replies)
+    num_prompt = replies[0].prompt_tokens
     return {
-        "prompt_tokens": reply.prompt_tokens,
+        "prompt_tokens": num_prompt,
         "completion_tokens": num_sampled,
-        "total_tokens": reply.prompt_tokens + num_sampled,
-        "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
+        "total_tokens": num_prompt + num_sampled,
+        "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(reply.reasoning_tokens for reply in replies)},
     }

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from molt.train.gateway.call import Count, Message, ModelCall, SamplingWishes
+from molt.train.gateway.call import Count, Message, ModelCall, SamplingWishes, ToolChoice
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.wires.body import decode, present
 from molt.train.gateway.wires.messages_reply import PING, MessagesEncoder, messages_error
@@ -109,8 +109,10 @@ class MessagesDialect:
             messages=messages,
             num_leading=num_leading,
             tools=tools,
-            offers_tools=choice.type != "none",
-            max_calls=1 if choice.disable_parallel_tool_use else None,
+            tool_choice=ToolChoice(
+                mode="none" if choice.type == "none" else "auto",
+                max_calls=1 if choice.disable_parallel_tool_use else None,
+            ),
             wishes=SamplingWishes(
                 max_tokens=request.max_tokens,
                 temperature=request.temperature,

@@ -1,10 +1,20 @@
 """Anthropic Messages: whole replies, streams of events and errors out."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from molt.train.gateway.call import Content, Event, Reasoning, Reply, ToolCall
+from molt.train.gateway.call import (
+    Content,
+    Event,
+    Reasoning,
+    Reply,
+    Step,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from molt.train.gateway.call_error import CallError, ErrorKind
 
 _encode = msgspec.json.Encoder().encode
@@ -44,8 +54,9 @@ class MessagesEncoder:
         self._open: str | None = None
         self._signature = ""
 
-    def whole(self, reply: Reply) -> bytes:
+    def whole(self, replies: Sequence[Reply]) -> bytes:
         """See `ReplyEncoder.whole`."""
+        (reply,) = replies
         content: list[dict[str, Any]] = []
         if reply.reasoning and self._shows_thinking:
             content.append({"type": "thinking", "thinking": reply.reasoning, "signature": reply.response_id})
@@ -58,19 +69,21 @@ class MessagesEncoder:
         stop = {"stop_reason": _stop_reason(reply), "stop_sequence": _stop_sequence(reply)}
         return _encode(_message(reply, content) | stop | {"usage": _usage(reply)})
 
-    def start(self, reply: Reply) -> bytes:
+    def start(self, replies: Sequence[Reply]) -> bytes:
         """See `ReplyEncoder.start`."""
+        (reply,) = replies
         self._signature = reply.response_id
         message = _message(reply, []) | {"stop_reason": None, "stop_sequence": None}
         message["usage"] = _usage(reply)
         return _frame("message_start", {"type": "message_start", "message": message}) + PING
 
-    def events(self, events: list[Event], token_ids: list[int], logprobs: list[float]) -> bytes:  # noqa: ARG002
-        """See `ReplyEncoder.events`."""
-        return b"".join([self._event(event) for event in events])
+    def step(self, step: Step) -> bytes:
+        """See `ReplyEncoder.step`."""
+        return b"".join([self._event(event) for event in step.events])
 
-    def finish(self, reply: Reply) -> bytes:
+    def finish(self, replies: Sequence[Reply]) -> bytes:
         """See `ReplyEncoder.finish`."""
+        (reply,) = replies
         delta = {"stop_reason": _stop_reason(reply), "stop_sequence": _stop_sequence(reply)}
         end = {"type": "message_delta", "delta": delta, "usage": _usage(reply)}
         return self._close() + _frame("message_delta", end) + _frame("message_stop", {"type": "message_stop"})
@@ -84,9 +97,12 @@ class MessagesEncoder:
                     return b""
                 opening = self._within("thinking", {"thinking": "", "signature": ""})
                 return opening + self._delta({"type": "thinking_delta", "thinking": text})
-            case ToolCall(name, arguments, call_id):
-                opening = self._close() + self._within("tool_use", {"id": call_id, "name": name, "input": {}})
-                return opening + self._delta({"type": "input_json_delta", "partial_json": arguments}) + self._close()
+            case ToolCallStart(name, call_id):
+                return self._close() + self._within("tool_use", {"id": call_id, "name": name, "input": {}})
+            case ToolCallArguments(text):
+                return self._delta({"type": "input_json_delta", "partial_json": text})
+            case ToolCallEnd():
+                return self._close()
 
     def _within(self, kind: str, block: dict[str, Any]) -> bytes:
         """Frames that lead into a block of this kind: none while one is open."""
@@ -126,7 +142,7 @@ def _message(reply: Reply, content: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _stop_reason(reply: Reply) -> str:
-    if reply.calls:
+    if reply.calls and reply.calls[-1].complete:
         return "tool_use"
     if reply.finish_reason == "length":
         return "model_context_window_exceeded" if reply.window_full else "max_tokens"
