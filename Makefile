@@ -8,11 +8,17 @@ RUN := $(UV) run --quiet $(GROUPS)
 FAST := packages
 PYTEST := $(RUN) pytest -q
 
-.PHONY: setup demo check test test-fast test-integration format
+.PHONY: setup harnesses demo conformance check test test-fast test-integration format
 
 setup:
 	@scripts/bootstrap
 	@$(UV) sync --quiet $(GROUPS)
+
+harnesses: setup
+	@scripts/harnesses
+
+conformance: harnesses
+	@$(RUN) molt-train conformance --python .harness/bin/python
 
 demo: setup
 	@$(RUN) molt-train demo
@@ -26,7 +32,7 @@ check: setup
 test-fast: setup
 	$(PYTEST) -n 2 --dist loadfile $(FAST)  # a file's tests stay in one process, for they share servers and models
 
-test-integration: setup
+test-integration: harnesses
 	$(PYTEST) integration_tests
 
 test: test-fast test-integration

@@ -40,7 +40,7 @@ known one; a value of the wrong type or out of range names the key, the value an
 - `algorithm.gamma` other than 1 with an estimator that discounts nothing;
 - other bounds of the PPO clip with `algorithm.updates_per_window` 1, where the ratio is always 1;
 - `algorithm.updates_per_window` that does not divide `train.groups_per_update`;
-- `server.host` that other machines can reach without `server.token`.
+- `server.host` that other machines can reach without `server.token`, or with one of fewer than 16 characters.
 """
 
 

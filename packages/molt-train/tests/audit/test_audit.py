@@ -9,7 +9,7 @@ import pytest
 
 from molt.train.audit import audit
 from molt.train.cli import main
-from molt.train.config import Config, PoolConfig, TrainConfig, to_toml
+from molt.train.config import AlgorithmConfig, Config, PoolConfig, RolloutConfig, TrainConfig, to_toml
 from molt.train.controller.results import experiences_into
 from molt.train.errors import ConfigError
 from molt.train.experience import LocalPayloadStore
@@ -66,7 +66,7 @@ class Run:
     def __init__(self, folder):
         self.folder = folder
         folder.mkdir()
-        (folder / "config.toml").write_text(to_toml(Config(train=TrainConfig(max_staleness=MAX_STALENESS))))
+        self.configure(train=TrainConfig(max_staleness=MAX_STALENESS))
         with Journal(folder / "metrics.jsonl") as journal:
             for step in (1, 2):
                 journal.append({"step": step, "num_action_tokens": 8})
@@ -79,6 +79,9 @@ class Run:
         for step, group in enumerate(pool.take(2), start=1):
             ledger.record_window(step, step - 1, [group.group_id])
         ledger.close()
+
+    def configure(self, **sections):
+        (self.folder / "config.toml").write_text(to_toml(Config(**sections)))
 
     @staticmethod
     def _finish(pool, assignment):
@@ -179,10 +182,33 @@ def test_a_changed_context_of_a_later_turn_is_found(run):
     )
 
 
-@pytest.mark.parametrize("change", [{"status": "undelivered"}, {"adopted": False}, {"auxiliary": True}])
+@pytest.mark.parametrize(
+    "change", [{"status": "undelivered"}, {"adopted": False}, {"auxiliary": True}, {"off_policy": ["grammar"]}]
+)
 def test_a_trained_turn_that_must_not_be_is_found(run, change):
     run.change("g1.0", turns=lambda old: [msgspec.structs.replace(old[0], **change), *old[1:]])
     assert any("turn t1 is trained, but it was" in violation for violation in violations(run))
+
+
+@pytest.mark.parametrize(
+    ("change", "rollout"),
+    [
+        ({"auxiliary": True}, RolloutConfig(train_auxiliary=True)),
+        ({"off_policy": ["grammar"]}, RolloutConfig(train_off_policy=True)),
+        ({"sampling": {"temperature": 0.5}}, RolloutConfig(temperature=1.0)),
+    ],
+)
+def test_a_trained_turn_that_the_run_was_told_to_train_is_none(run, change, rollout):
+    run.configure(rollout=rollout)
+    run.change("g1.0", turns=lambda old: [msgspec.structs.replace(old[0], **change), *old[1:]])
+    assert violations(run) == []
+
+
+def test_a_turn_of_another_temperature_is_found_where_the_loss_does_not_weigh_it(run):
+    run.configure(algorithm=AlgorithmConfig(correction="none"), train=TrainConfig(max_staleness=0))
+    run.change("g1.0", turns=lambda old: [msgspec.structs.replace(old[0], sampling={"temperature": 0.5}), *old[1:]])
+    found = "turn t1 is trained, but it was sampled off-policy: temperature"
+    assert any(found in violation for violation in violations(run))
 
 
 def test_a_turn_that_two_segments_train_is_found(run):
@@ -259,6 +285,18 @@ def test_a_run_that_is_still_being_written_can_be_audited(run):
     ledger = Ledger(run.folder / "ledger.db")
     assert audit(run.folder).passed
     ledger.close()
+
+
+def test_without_updates_every_session_is_audited_as_the_gateways_are(run):
+    run.execute("DELETE FROM windows")
+    (run.folder / "metrics.jsonl").unlink()
+    report = audit(run.folder)
+    assert (report.passed, report.num_updates, report.num_rollouts, report.num_segments) == (True, 0, 4, 12)
+    assert (report.num_trained_tokens, report.delivered_fraction, report.forks) == (16, 6 / 8, {"start": 12})
+    run.change_segment("g1.0", token_ids=[0] * 8)
+    (violation,) = violations(run)
+    assert violation.endswith("segment g1.0/0: its tokens are not those of its turns")
+    assert violation.startswith("session ")
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):

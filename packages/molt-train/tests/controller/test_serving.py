@@ -93,7 +93,7 @@ class Bench:
         self._num_requests += 1
         name = f"s{self._num_requests}"
         request = EngineRequest(
-            request_id=name, prompt_token_ids=[1], sampling=EngineSampling(max_tokens=1), affinity=name
+            request_id=name, prompt_token_ids=[1], sampling=EngineSampling(max_tokens=1), affinity=(name,)
         )
 
         async def answer():

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 
 from molt.train.engine.fake import ScriptedEngine, ScriptLine, read_script
@@ -113,6 +114,16 @@ async def test_a_stream_has_the_chunks_of_the_script(engine_of, log):
         "finish_reason": "stop",
         "aborted": False,
     }
+
+
+async def test_the_likeliest_tokens_are_the_sampled_one_and_those_of_the_next_ids(engine_of):
+    engine = engine_of({"token_ids": [5, 6], "logprob": -0.5, "chunk_delay_s": 0.001})
+    asked = msgspec.structs.replace(request(engine), num_top_logprobs=2)
+    whole = await engine.generate(asked)
+    assert whole.top_logprobs == [[(5, -0.5), (6, -1.5)], [(6, -0.5), (7, -1.5)]]
+    chunks = [chunk async for chunk in engine.stream(asked)]
+    assert [chunk.top_logprobs for chunk in chunks] == [[top] for top in whole.top_logprobs]
+    assert (await engine.generate(request(engine))).top_logprobs == []
 
 
 async def test_delays_come_before_the_first_and_each_later_chunk(engine_of):

@@ -2,15 +2,17 @@
 
 import asyncio
 import enum
+import pickle
 import sys
 from types import ModuleType, SimpleNamespace
 
+import msgspec
 import pytest
 
 from molt.train.config import EngineConfig
-from molt.train.engine.protocol import EngineChunk, EngineRequest, EngineSampling
+from molt.train.engine.protocol import EngineChunk, EngineRequest, EngineSampling, Grammar
 from molt.train.engine.vllm import VllmEngine, VllmSetup
-from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError
+from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError, EngineRequestError
 
 
 class Kind(enum.Enum):
@@ -22,12 +24,33 @@ class DeadError(Exception):
     """vLLM's own."""
 
 
+class VllmError(Exception):
+    """The root of vLLM's own."""
+
+
+class ClientError(VllmError):
+    """vLLM's own of requests at fault."""
+
+    def __init__(self, message, *, parameter=None):
+        super().__init__(message)
+        self.parameter = parameter
+
+    def __str__(self):
+        return f"{self.args[0]} (parameter={self.parameter}, value={'x' * 10000})"
+
+
+def has_unsupported(schema):
+    return "uniqueItems" in schema
+
+
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch):
     """Modules with the few names that the engine imports: the real ones take ten seconds."""
     contents = {
         "vllm": {"SamplingParams": SimpleNamespace, "TokensPrompt": dict},
-        "vllm.sampling_params": {"RequestOutputKind": Kind},
+        "vllm.exceptions": {"VLLMClientError": ClientError, "VLLMError": VllmError},
+        "vllm.sampling_params": {"RequestOutputKind": Kind, "StructuredOutputsParams": dict},
+        "vllm.v1.structured_output.backend_xgrammar": {"has_xgrammar_unsupported_json_features": has_unsupported},
         "vllm.v1.engine.exceptions": {"EngineDeadError": DeadError},
         "vllm.distributed.weight_transfer.base": {
             "WeightTransferInitRequest": SimpleNamespace,
@@ -142,6 +165,7 @@ async def test_every_sampling_field_is_passed_on(engine, llm):
         "presence_penalty": 0.2,
         "frequency_penalty": 0.3,
         "seed": 11,
+        "logit_bias": {5: 2.0},
     }
     await engine.generate(request(**sampling, stop=("END",)))
     ((_, params, request_id),) = llm.calls
@@ -149,6 +173,84 @@ async def test_every_sampling_field_is_passed_on(engine, llm):
     assert (params.stop, params.detokenize) == (["END"], True)
     assert params.logprobs == 0, "the log-prob of the sampled token alone"
     assert request_id == "r"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("json_object", "", {"json_object": True}),
+        ("json_schema", '{"type":"object"}', {"json": '{"type":"object"}'}),
+        ("regex", "a+", {"regex": "a+"}),
+        ("choice", '["yes","no"]', {"choice": ["yes", "no"]}),
+        ("grammar", 'root ::= "a"', {"grammar": 'root ::= "a"'}),
+        ("structural_tag", '{"format":{}}', {"structural_tag": '{"format":{}}'}),
+    ],
+)
+async def test_a_grammar_is_passed_on_as_vllm_takes_it(engine, llm, kind, text, expected):
+    llm.outputs = [output([5], finish="stop")]
+    await engine.generate(request(grammar=Grammar(kind=kind, text=text)))
+    await engine.generate(request())
+    assert [params.structured_outputs for _, params, _ in llm.calls] == [expected, None]
+
+
+async def test_a_schema_that_xgrammar_would_keep_to_in_part_is_refused_within_a_tag_too(engine, llm):
+    tag = '{"format":{"elements":[{"type":"json_schema","json_schema":{"type":"array","uniqueItems":true}}]}}'
+    with pytest.raises(EngineRequestError, match="has features that the grammar could not keep to") as caught:
+        await engine.generate(request(grammar=Grammar(kind="structural_tag", text=tag)))
+    assert (caught.value.field, llm.calls) == ("grammar", [])
+
+
+async def test_the_likeliest_tokens_come_ranked_and_without_those_that_were_ruled_out(engine, llm):
+    step = {7: -0.5, 5: -2.5, 6: -1.5, 9: -1.0, 8: float("-inf")}
+    whole = output([5], finish="stop")
+    whole.outputs[0].logprobs = [{token: SimpleNamespace(logprob=logprob) for token, logprob in step.items()}]
+    llm.outputs = [whole]
+    chunk = await engine.generate(msgspec.structs.replace(request(), num_top_logprobs=3))
+    assert chunk.logprobs == [-2.5]
+    assert chunk.top_logprobs == [[(7, -0.5), (9, -1.0), (6, -1.5)]], "the sampled one is not that likely"
+    assert llm.calls[0][1].logprobs == 3
+    whole.outputs[0].logprobs = [{token: SimpleNamespace(logprob=step[token]) for token in (5, 8)}]
+    llm.outputs = [whole]
+    chunk = await engine.generate(msgspec.structs.replace(request(), num_top_logprobs=3))
+    assert chunk.top_logprobs == [[(5, -2.5)]], "one that was ruled out is no alternative"
+    llm.outputs = [output([5], finish="stop")]
+    assert (await engine.generate(request())).top_logprobs == []
+
+
+async def test_a_generation_that_vllm_gives_up_is_an_error_and_no_reply(engine, llm):
+    llm.outputs = [output([5]), output([], logprobs=False, finish="error")]
+    with pytest.raises(EngineError, match="request r: the engine gave it up"):
+        [_ async for _ in engine.stream(request())]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "grammar", "field"),
+    [
+        ("logit_bias", None, "logit_bias"),
+        ("logprobs", None, "num_top_logprobs"),
+        (None, Grammar(kind="regex", text="(("), "grammar"),
+        (None, None, None),
+    ],
+)
+async def test_a_request_at_fault_is_told_apart_with_its_field(engine, llm, parameter, grammar, field):
+    error = ClientError("Failed to transform it: [13:53:01] /project/cpp/x.cc:83: Not closed.", parameter=parameter)
+
+    async def refuse(request_id, prompt, params):
+        raise error
+
+    llm.add_request = refuse
+    with pytest.raises(EngineRequestError) as caught:
+        await engine.generate(request(grammar=grammar))
+    assert (str(caught.value), caught.value.field) == ("Failed to transform it: Not closed.", field)
+    error.args = ("x" * 100_000,)
+    with pytest.raises(EngineRequestError) as caught:
+        await engine.generate(request())
+    assert len(str(caught.value)) == 500, "an error must not send the request back"
+
+
+async def test_an_error_of_a_request_crosses_processes_with_its_field():
+    copy = pickle.loads(pickle.dumps(EngineRequestError("no", "grammar")))
+    assert (str(copy), copy.field) == ("no", "grammar")
 
 
 async def test_text_is_made_only_where_a_stop_string_needs_it(engine, llm):
@@ -223,6 +325,9 @@ async def test_a_token_without_its_log_prob_is_never_passed_on(engine, llm):
         (asyncio.QueueFull("full"), EngineOverloadedError),
         (ValueError("prompt too long"), EngineError),
         (RuntimeError("odd"), EngineError),
+        (OverflowError("a seed of 100 bits"), EngineError),
+        (VllmError("of the server"), EngineError),
+        (ClientError("of the client"), EngineRequestError),
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
@@ -232,9 +337,10 @@ async def test_faults_of_vllm_are_told_in_the_engines_own_terms(engine, llm, fau
     async def ask():
         return [_ async for _ in engine.stream(request())] if streamed else await engine.generate(request())
 
-    with pytest.raises(EngineError, match="request r: ") as caught:
+    with pytest.raises(EngineError) as caught:
         await ask()
     assert type(caught.value) is expected
+    assert str(caught.value).startswith("request r: ") or expected is EngineRequestError
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -9,6 +9,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import msgspec
 import openai
 import pytest
 import pytest_asyncio
@@ -175,6 +176,24 @@ def with_template(model_path, tmp_path):
         return ChatRenderer(folder)
 
     return make
+
+
+def _recording(caller: Caller) -> bytes:
+    """Everything that a recording is made from."""
+    return msgspec.json.encode([caller.turns, dict(caller.session.counters)])
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def unmoved(bench: Bench):
+    """A session with a turn, to be sent bad input: neither its recording nor that of another may change."""
+    target, other = bench.open(), bench.open()
+    for caller in (target, other):
+        await caller.openai.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    before = [_recording(target), _recording(other)]
+    yield target
+    assert [_recording(target), _recording(other)] == before
+    assert len(bench.log) == 2
+    await other.openai.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
 
 
 async def until(condition: Any) -> None:

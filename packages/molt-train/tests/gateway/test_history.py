@@ -189,7 +189,7 @@ async def test_a_fork_shares_its_prefix_and_is_counted(bench):
     edited = [{"role": "user", "content": "left"}, said("not what was said"), {"role": "user", "content": "so?"}]
     await chat(caller, *first, *edited)
     assert parents(caller) == ["start", 0, 0, 0, 0]
-    assert caller.session.counters == {"forks.branched": 2, "forks.resampled": 1}
+    assert caller.session.counters == {"forks.branched": 1, "forks.resampled": 1, "forks.history_rewritten": 1}
     assert [turn.adopted for turn in caller.turns] == [True, True, False, True, True]
     rows = bench.check_exact(caller)
     assert "not what was said" in bench.decode(rows[caller.turns[-1].turn_id])
@@ -248,12 +248,12 @@ async def test_a_long_history_costs_what_is_new(bench, monkeypatch):
     bench.serve({"text": "one"})
     caller = bench.open()
     converted, encoded = [], []
-    convert, encode = ChatDialect.messages, type(bench.renderer)._encode_template
+    convert, encode = ChatDialect.messages, type(bench.renderer).encode_guarded
     monkeypatch.setattr(
         ChatDialect, "messages", lambda self, raw, *rest: converted.append(raw) or convert(self, raw, *rest)
     )
     monkeypatch.setattr(
-        type(bench.renderer), "_encode_template", lambda self, text: encoded.append(text) or encode(self, text)
+        type(bench.renderer), "encode_guarded", lambda self, text: encoded.append(text) or encode(self, text)
     )
     messages, costs = [USER], []
     for turn in range(30):

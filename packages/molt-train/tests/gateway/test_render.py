@@ -19,7 +19,7 @@ CHATML = (
 
 def test_the_first_prompt_is_the_models_own(renderer):
     messages = [{"role": "system", "content": "S"}, USER]
-    own = renderer._tokenizer.apply_chat_template(
+    own = renderer.tokenizer.apply_chat_template(
         messages, tools=[CALCULATOR], add_generation_prompt=True, tokenize=False
     )
     assert renderer.decode(renderer.first_prompt(messages, [CALCULATOR], {})) == own

@@ -13,6 +13,7 @@ from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedErro
 from molt.train.gateway.exchange import Exchange
 
 from .conftest import until
+from .gated import GatedEngine, gated
 from .replies import events
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -23,57 +24,6 @@ BODIES = {
     "/v1/messages": {"messages": USER, "stream": True, "max_tokens": 99},
 }
 WIRES = pytest.mark.parametrize("path", list(BODIES))
-
-
-class GatedEngine:
-    """Samples the next chunk when the test says so."""
-
-    def __init__(self, *chunks):
-        self._chunks = list(chunks)
-        self.gate = asyncio.Semaphore(0)
-        self.running, self.aborted = set(), []
-        self.peak = 0
-
-    async def stream(self, request):
-        self.running.add(request.request_id)
-        self.peak = max(self.peak, len(self.running))
-        try:
-            for number, chunk in enumerate(self._chunks):
-                await self.gate.acquire()
-                if request.request_id in self.aborted:
-                    yield EngineChunk(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
-                    return
-                if isinstance(chunk, Exception):
-                    raise chunk
-                last = number == len(self._chunks) - 1
-                yield EngineChunk(
-                    token_ids=chunk,
-                    logprobs=[-1.0] * len(chunk),
-                    versions=[7] * len(chunk),
-                    finish_reason="stop" if last else None,
-                )
-        finally:
-            self.running.discard(request.request_id)
-
-    async def generate(self, request):
-        chunks = [chunk async for chunk in self.stream(request)]
-        token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
-        return EngineChunk(
-            token_ids=token_ids,
-            logprobs=[-1.0] * len(token_ids),
-            versions=[7] * len(token_ids),
-            finish_reason=chunks[-1].finish_reason,
-        )
-
-    async def abort(self, request_id):
-        self.aborted.append(request_id)
-        self.gate.release()
-
-
-def gated(bench, *chunks, **settings):
-    engine = GatedEngine(*[bench.encode(c) if isinstance(c, str) else c for c in chunks])
-    bench.serve(engine=engine, **settings)
-    return engine
 
 
 def text_of(frames):
@@ -188,7 +138,7 @@ async def test_closing_a_session_aborts_what_is_in_flight(bench):
 
 
 async def test_closing_a_session_refuses_what_is_still_queued(bench):
-    engine = gated(bench, "one", max_session_requests=1)
+    engine = gated(bench, "one", max_session_requests=1, hold_s=60.0)
     caller = bench.open()
     calls = [asyncio.create_task(caller.post("/v1/chat/completions", {"messages": USER})) for _ in range(2)]
     await until(lambda: engine.running and caller.session.slots._waiters)
@@ -205,7 +155,7 @@ async def test_nothing_follows_the_last_write(bench):
 
     scope = {"method": "POST", "path": "/", "headers": []}
     exchange = Exchange(scope, send, send)
-    exchange.keep_alive(0.001, b"beat")
+    exchange.keep_alive(0.001, lambda: b"beat")
     await until(lambda: b"beat" in sent)
     await exchange.write_last(b"last")
     await asyncio.sleep(0.01)
@@ -214,7 +164,7 @@ async def test_nothing_follows_the_last_write(bench):
 
 
 async def test_requests_beyond_the_sessions_limit_queue(bench):
-    engine = gated(bench, "one", max_session_requests=2)
+    engine = gated(bench, "one", max_session_requests=2, hold_s=60.0)
     caller = bench.open()
     calls = [asyncio.create_task(caller.post("/v1/chat/completions", {"messages": USER})) for _ in range(5)]
     await until(lambda: len(engine.running) == 2)
@@ -298,7 +248,7 @@ async def test_a_stream_that_was_kept_alive_fails_by_an_event(bench):
     response = await bench.open().post("/v1/messages", BODIES["/v1/messages"])
     frames = events(response.content)
     assert response.status_code == 200
-    assert {name for name, _ in frames[:-1]} == {"ping"}
+    assert {name for name, _ in frames[:-1]} == {"message_start", "ping"}
     assert frames[-1][0] == "error"
 
 
@@ -347,3 +297,78 @@ async def test_an_engine_that_ends_without_a_reason_is_a_failure(bench):
     frames = events((await caller.post("/v1/messages", BODIES["/v1/messages"])).content)
     assert frames[-1][1]["error"]["type"] == "api_error"
     assert (caller.turns[0].status, caller.turns[0].versions) == ("failed", [-1])
+
+
+async def test_a_pause_in_mid_stream_shows_as_keep_alives_and_nothing_else(bench):
+    """A refit: the engine is paused, and its chunks do not come."""
+    engine = gated(bench, "one", " two", keepalive_s=0.01)
+    caller = bench.open()
+    headers = {"authorization": f"Bearer {caller.key}"}
+    async with bench.http.stream(
+        "POST", caller.url + "/v1/messages", json=BODIES["/v1/messages"], headers=headers
+    ) as response:
+        engine.gate.release()
+        received, seen = response.aiter_raw(), b""
+        while b'"one"' not in seen:
+            seen += await anext(received)
+        paused = b""
+        while paused.count(b"event: ping") < 3:
+            paused += await anext(received)
+        assert {name for name, _ in events(paused)} == {"ping"}
+        engine.gate.release()
+        seen += b"".join([piece async for piece in received])
+    assert text_of(events(seen)) == "one two"
+
+
+async def test_a_keep_alive_opens_a_stream_whose_prompt_is_known(bench):
+    engine = gated(bench, "one", keepalive_s=0.01)
+    caller = bench.open()
+    headers = {"authorization": f"Bearer {caller.key}"}
+    path = "/v1/chat/completions"
+    async with bench.http.stream("POST", caller.url + path, json=BODIES[path], headers=headers) as response:
+        received, seen = response.aiter_raw(), b""
+        while b": keep-alive" not in seen:
+            seen += await anext(received)
+        assert events(seen)[0][1]["choices"][0]["delta"]["role"] == "assistant"
+        engine.gate.release()
+        seen += b"".join([piece async for piece in received])
+    assert text_of(events(seen)) == "one"
+    assert seen.count(b'"role"') == 1
+
+
+async def test_a_request_that_queues_is_kept_alive(bench):
+    engine = gated(bench, "one", keepalive_s=0.01, max_session_requests=1, hold_s=60.0)
+    caller = bench.open()
+    first = asyncio.create_task(caller.post("/v1/chat/completions", {"messages": USER}))
+    await until(lambda: engine.running)
+    headers = {"authorization": f"Bearer {caller.key}"}
+    async with bench.http.stream(
+        "POST", caller.url + "/v1/messages", json=BODIES["/v1/messages"], headers=headers
+    ) as response:
+        received, seen = response.aiter_raw(), b""
+        while seen.count(b"event: ping") < 2:
+            seen += await anext(received)
+        assert {name for name, _ in events(seen)} == {"ping"}
+        engine.sample(2)
+        seen += b"".join([piece async for piece in received])
+    assert text_of(events(seen)) == "one"
+    assert (await first).status_code == 200
+
+
+async def test_keep_alives_of_a_responses_stream_are_numbered_events(bench):
+    """Codex counts events as life, and no comments."""
+    engine = gated(bench, "one", " two", keepalive_s=0.01)
+    caller = bench.open()
+    headers = {"authorization": f"Bearer {caller.key}"}
+    body = {"input": USER, "stream": True}
+    async with bench.http.stream("POST", caller.url + "/v1/responses", json=body, headers=headers) as response:
+        received, seen = response.aiter_raw(), b""
+        for count in (3, 6):
+            while seen.count(b"event: response.in_progress") < count:
+                seen += await anext(received)
+            engine.gate.release()
+        seen += b"".join([piece async for piece in received])
+    frames = events(seen)
+    assert [data["sequence_number"] for _, data in frames] == list(range(len(frames)))
+    assert [name for name, _ in frames].count("response.created") == 1
+    assert frames[-1][1]["response"]["output"][0]["content"][0]["text"] == "one two"

@@ -50,6 +50,20 @@ def test_secrets_are_redacted_in_messages_arguments_and_tracebacks(log_file, cap
         assert "RuntimeError: refused [redacted]" in text
 
 
+def test_the_keys_of_sessions_are_redacted_though_no_list_has_them(log_file, capsys):
+    configure_logging(log_file)
+    headers = [(b"x-api-key", b"k3y-of-a-session"), (b"authorization", b"Bearer k3y-of-a-session")]
+    log.info("headers %s", headers)
+    log.info("sent %s", {"X-Api-Key": "k3y-of-a-session", "Authorization": "bearer k3y-of-a-session"})
+    log.info("curl -H 'x-api-key: k3y-of-a-session' -H 'authorization: Bearer k3y-of-a-session'")
+    log.info("the bearer of news")
+    err = capsys.readouterr().err
+    assert "k3y" not in err
+    assert err.count("[redacted]") == 6
+    assert "[(b'x-api-key', b'[redacted]'), (b'authorization', b'Bearer [redacted]')]" in err
+    assert "the bearer of news" in err
+
+
 def test_configuring_again_replaces_the_handlers(tmp_path, capsys):
     configure_logging(tmp_path / "first.log")
     configure_logging(tmp_path / "second.log")

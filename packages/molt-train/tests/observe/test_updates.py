@@ -9,6 +9,7 @@ def row(step, seconds):
         "loss": -0.5,
         "grad_norm": 2.0,
         "logprob_gap_max": 1e-6,
+        "prefix_hit_rate": 0.75,
         "staleness_mean": 0.5,
         "staleness_max": 1,
         "num_rollouts": 8,
@@ -26,6 +27,7 @@ def test_gauges_are_of_the_last_update_and_counters_of_all():
     assert "molt_policy_version 2.0" in lines
     assert "molt_update_reward_mean 0.5" in lines
     assert "molt_update_staleness_max 1.0" in lines
+    assert "molt_update_prefix_hit_rate 0.75" in lines
     assert "molt_trained_rollouts_total 16.0" in lines
     assert "molt_trained_tokens_total 200.0" in lines
     assert 'molt_update_seconds_total{part="train"} 4.0' in lines

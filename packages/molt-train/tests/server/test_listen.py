@@ -9,6 +9,8 @@ import pytest
 from molt.train.errors import ConfigError, RunError
 from molt.train.server import HttpServer, bind
 
+TOKEN = "0123456789abcdef"
+
 
 async def hello(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -23,10 +25,11 @@ def test_a_port_in_use_is_named_with_the_fix():
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_an_address_that_others_can_reach_needs_a_token(host):
-    with pytest.raises(ConfigError, match=r"other machines can reach this address; set server\.token"):
-        bind(host, 0, token="")
-    bind(host, 0, token="t").close()
+def test_an_address_that_others_can_reach_needs_a_token_that_is_not_guessed(host):
+    for weak in ("", "sk-1234", "x" * 15):
+        with pytest.raises(ConfigError, match=r"reach this address; set server\.token to 16 characters or more"):
+            bind(host, 0, token=weak)
+    bind(host, 0, token=TOKEN).close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.5"])
@@ -48,7 +51,7 @@ def test_an_unknown_host_is_refused():
 
 def test_an_address_of_another_machine_is_refused():
     with pytest.raises(ConfigError, match="cannot listen there: Cannot assign requested address"):
-        bind("192.0.2.1", 0, token="t")
+        bind("192.0.2.1", 0, token=TOKEN)
 
 
 def test_answers_are_not_held_back_by_the_kernel():
@@ -75,7 +78,7 @@ async def test_the_port_is_taken_before_anyone_is_answered_and_free_again_afterw
 
 
 async def test_an_address_for_everyone_is_shown_as_one_that_works_here():
-    server = HttpServer(hello, bind("0.0.0.0", 0, token="t"))
+    server = HttpServer(hello, bind("0.0.0.0", 0, token=TOKEN))
     await server.start()
     async with httpx.AsyncClient() as client:
         assert (await client.get(server.url)).text == "hello"

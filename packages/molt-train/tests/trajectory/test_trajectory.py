@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from molt.train.config import AlgorithmConfig, Config, RolloutConfig
 from molt.train.records.turn import Turn
-from molt.train.trajectory import build_trajectory, delivered_fraction
+from molt.train.trajectory import TrainingRules, build_trajectory, delivered_fraction
 
 
 class Tree:
@@ -45,8 +46,8 @@ class Tree:
         self.turns.append(Turn(**(fields | changes)))
         return self
 
-    def build(self):
-        return build_trajectory("s", self.turns)
+    def build(self, **rules):
+        return build_trajectory("s", self.turns, TrainingRules(**rules))
 
 
 def actions(segment):
@@ -100,6 +101,41 @@ def test_turns_before_an_aborted_last_one_are_still_trained():
     assert trajectory.counters["untrained_tokens.aborted"] == 3
 
 
+def test_a_turn_sampled_off_policy_is_context_of_the_turns_behind_it():
+    tree = Tree().add("a", off_policy=["grammar"]).add("b", "a")
+    trajectory = tree.build()
+    (segment,) = trajectory.segments
+    assert segment.trained
+    assert actions(segment) == tree.turns[1].token_ids
+    assert segment.token_ids == tree.rows["b"]
+    assert trajectory.counters["untrained_turns.off_policy"] == 1
+    assert trajectory.counters["untrained_tokens.off_policy"] == 3
+
+
+def test_off_policy_turns_and_side_calls_are_trained_where_the_rules_say_so():
+    tree = Tree().add("a", off_policy=["top_p"]).add("side", auxiliary=True, opened_by="system_changed")
+    assert [segment.trained for segment in tree.build().segments] == [False, False]
+    assert [segment.trained for segment in tree.build(off_policy=True).segments] == [True, False]
+    assert [segment.trained for segment in tree.build(auxiliary=True).segments] == [False, True]
+    both = tree.build(auxiliary=True, off_policy=True)
+    assert not [name for name in both.counters if name.startswith("untrained")]
+
+
+def test_another_temperature_is_off_policy_only_for_a_loss_that_does_not_weigh_it():
+    tree = Tree().add("a", sampling={"temperature": 0.5}).add("b", opened_by="new", sampling={"temperature": 1.0})
+    assert [segment.trained for segment in tree.build().segments] == [True, True]
+    segments = tree.build(temperature=1.0).segments
+    assert [segment.untrained_reason for segment in segments] == ["off_policy", None]
+    assert tree.build(temperature=1.0, off_policy=True).segments[0].trained
+
+
+def test_the_rules_are_those_of_the_configuration():
+    assert TrainingRules.of(Config()) == TrainingRules()
+    rollout = RolloutConfig(train_off_policy=True, train_auxiliary=True, temperature=0.7)
+    config = Config(rollout=rollout, algorithm=AlgorithmConfig(correction="none"))
+    assert TrainingRules.of(config) == TrainingRules(off_policy=True, auxiliary=True, temperature=0.7)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -110,6 +146,8 @@ def test_turns_before_an_aborted_last_one_are_still_trained():
         ({"status": "undelivered"}, "undelivered"),
         ({"status": "undelivered", "adopted": False}, "undelivered"),
         ({"adopted": False}, "not_adopted"),
+        ({"off_policy": ["top_k"]}, "off_policy"),
+        ({"off_policy": ["grammar"], "adopted": False}, "not_adopted"),
     ],
 )
 def test_what_is_not_trained_is_present_with_its_reason_and_counted(changes, reason):

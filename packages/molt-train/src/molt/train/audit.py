@@ -1,10 +1,11 @@
 """`molt-train audit`: prove from the ledger that every trained token was sampled in exactly its row's context.
 
 Nothing is taken from the code that built the rows: each row is put together again from the recorded turns and compared.
+A folder without updates, such as the gateway's, is looked at session by session: what would be trained.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from molt.train.errors import ConfigError
 from molt.train.observe.journal import read_journal
 from molt.train.pool.reader import LedgerReader
 from molt.train.pool.rows import RolloutRow, WindowRow
+from molt.train.records.recording import Recording
 from molt.train.records.trajectory import Segment
 from molt.train.records.turn import Turn
 
@@ -49,11 +51,26 @@ class AuditReport:
 
 
 @dataclass
-class _Tokens:
-    """Sampled tokens, for the delivered fraction."""
+class _Seen:
+    """What was looked at, until it is counted."""
 
-    sampled: int = 0
-    delivered: int = 0
+    num_sampled: int = 0
+    num_delivered: int = 0
+    forks: Counter[str] = field(default_factory=Counter[str])
+    untrained: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, recording: Recording) -> None:
+        """Count one recording."""
+        self.num_sampled += sum(len(turn.token_ids) for turn in recording.turns)
+        self.num_delivered += sum(len(turn.token_ids) for turn in recording.turns if turn.status == "delivered")
+        self.forks.update(segment.opened_by for segment in recording.segments)
+        self.untrained.update(s.untrained_reason or "" for s in recording.segments if not s.trained)
+
+    def finish(self, report: AuditReport) -> AuditReport:
+        """Write the counts into `report`."""
+        report.delivered_fraction = self.num_delivered / self.num_sampled if self.num_sampled else 1.0
+        report.forks, report.untrained = dict(self.forks), dict(self.untrained)
+        return report
 
 
 def audit(run_dir: Path) -> AuditReport:
@@ -63,61 +80,78 @@ def audit(run_dir: Path) -> AuditReport:
         raise ConfigError(f"{str(run_dir)!r} holds no run: there is no {ledger_file.name} in it")
     config = load_config(run_dir / "config.toml", [], Config)
     reader = LedgerReader.open(ledger_file)
-    report, tokens, forks, untrained = AuditReport(), _Tokens(), Counter[str](), Counter[str]()
-    recorded = {row["step"]: row["num_action_tokens"] for row in read_journal(run_dir / "metrics.jsonl")}
-    consumed: Counter[str] = Counter()
     try:
-        for window in reader.windows():
-            report.num_updates += 1
-            consumed.update(window.group_ids)
-            rollouts = [row for group_id in window.group_ids for row in reader.rollouts(group_id)]
-            trained = 0
-            for row in rollouts:
-                trained += _audit_rollout(row, window, config, report, tokens)
-                if row.recording is not None:
-                    forks.update(segment.opened_by for segment in row.recording.segments)
-                    untrained.update(s.untrained_reason or "" for s in row.recording.segments if not s.trained)
-            report.num_trained_tokens += trained
-            if recorded.get(window.step, trained) != trained:
-                report.violation(
-                    f"update {window.step}: {recorded[window.step]} action tokens were trained, "
-                    f"but the recordings hold {trained}"
-                )
+        if windows := reader.windows():
+            return _audit_updates(windows, reader, config, run_dir / "metrics.jsonl")
+        return audit_recordings(reader.recordings(), config)
     finally:
         reader.close()
+
+
+def audit_recordings(recordings: Iterable[Recording], config: Config) -> AuditReport:
+    """Check sessions by themselves, as no update has consumed them. `num_rollouts` counts sessions."""
+    report, seen = AuditReport(), _Seen()
+    for recording in recordings:
+        report.num_rollouts += 1
+        report.num_trained_tokens += _num_actions(recording)
+        seen.add(recording)
+        _audit_rows(recording, None, config, report, f"session {recording.session_id}")
+    return seen.finish(report)
+
+
+def _audit_updates(windows: Sequence[WindowRow], reader: LedgerReader, config: Config, journal: Path) -> AuditReport:
+    report, seen = AuditReport(), _Seen()
+    recorded = {row["step"]: row["num_action_tokens"] for row in read_journal(journal)}
+    consumed: Counter[str] = Counter()
+    for window in windows:
+        report.num_updates += 1
+        consumed.update(window.group_ids)
+        rollouts = [row for group_id in window.group_ids for row in reader.rollouts(group_id)]
+        trained = 0
+        for row in rollouts:
+            trained += _audit_rollout(row, window, config, report)
+            if row.recording is not None:
+                seen.add(row.recording)
+        report.num_trained_tokens += trained
+        if recorded.get(window.step, trained) != trained:
+            report.violation(
+                f"update {window.step}: {recorded[window.step]} action tokens were trained, "
+                f"but the recordings hold {trained}"
+            )
     for group_id, count in consumed.items():
         if count > 1:
             report.violation(f"group {group_id} was consumed by {count} windows")
-    report.delivered_fraction = tokens.delivered / tokens.sampled if tokens.sampled else 1.0
-    report.forks, report.untrained = dict(forks), dict(untrained)
-    return report
+    return seen.finish(report)
 
 
-def _audit_rollout(row: RolloutRow, window: WindowRow, config: Config, report: AuditReport, tokens: _Tokens) -> int:
+def _audit_rollout(row: RolloutRow, window: WindowRow, config: Config, report: AuditReport) -> int:
     """Check one rollout; returns how many of its tokens were trained."""
     report.num_rollouts += 1
     if row.recording is None or row.outcome is None:
         report.violation(f"rollout {row.rollout_id} was consumed by update {window.step} without a result")
         return 0
-    turns = {turn.turn_id: turn for turn in row.recording.turns}
-    for turn in turns.values():
-        tokens.sampled += len(turn.token_ids)
-        tokens.delivered += len(turn.token_ids) if turn.status == "delivered" else 0
+    _audit_rows(row.recording, window, config, report, f"rollout {row.rollout_id}")
+    return _num_actions(row.recording) if _counts(row.outcome.kind, config) else 0
+
+
+def _audit_rows(recording: Recording, window: WindowRow | None, config: Config, report: AuditReport, name: str) -> None:
+    turns = {turn.turn_id: turn for turn in recording.turns}
     trained: Counter[str] = Counter()
-    for segment in row.recording.segments:
+    for segment in recording.segments:
         report.num_segments += 1
         problems = list(_audit_shape(segment, turns)) or [
-            *_audit_segment(segment, turns, trained),
+            *_audit_segment(segment, turns, trained, config),
             *_audit_versions(segment, window, config.train.max_staleness),
         ]
         for problem in problems:
-            report.violation(f"rollout {row.rollout_id}, segment {segment.segment_id}: {problem}")
+            report.violation(f"{name}, segment {segment.segment_id}: {problem}")
     for turn_id, count in trained.items():
         if count > 1:
-            report.violation(f"rollout {row.rollout_id}: turn {turn_id} is trained by {count} segments")
-    if not _counts(row.outcome.kind, config):
-        return 0
-    return sum(sum(segment.action_mask) for segment in row.recording.segments if segment.trained)
+            report.violation(f"{name}: turn {turn_id} is trained by {count} segments")
+
+
+def _num_actions(recording: Recording) -> int:
+    return sum(sum(segment.action_mask) for segment in recording.segments if segment.trained)
 
 
 def _counts(kind: str, config: Config) -> bool:
@@ -134,7 +168,7 @@ def _audit_shape(segment: Segment, turns: dict[str, Turn]) -> Iterator[str]:
         yield f"its tokens, actions, log-probs and versions have lengths {[len(values) for values in row]}"
 
 
-def _audit_segment(segment: Segment, turns: dict[str, Turn], trained: Counter[str]) -> Iterator[str]:
+def _audit_segment(segment: Segment, turns: dict[str, Turn], trained: Counter[str], config: Config) -> Iterator[str]:
     """Rebuild the row from its turns. Counts in `trained` the turns whose tokens are actions here."""
     path = [turns[turn_id] for turn_id in segment.turn_ids]
     for parent, child in zip([None, *path], path, strict=False):
@@ -150,6 +184,7 @@ def _audit_segment(segment: Segment, turns: dict[str, Turn], trained: Counter[st
         actions = segment.action_mask[start:end]
         if any(actions):
             trained[turn.turn_id] += 1
+            yield from _audit_trainable(turn, config)
             yield from _audit_actions(segment, turn, start, actions)
     if row != segment.token_ids:
         yield "its tokens are not those of its turns"
@@ -157,11 +192,22 @@ def _audit_segment(segment: Segment, turns: dict[str, Turn], trained: Counter[st
         yield "a token that no turn sampled is an action"
 
 
+def _audit_trainable(turn: Turn, config: Config) -> Iterator[str]:
+    rollout = config.rollout
+    if turn.status != "delivered" or not turn.adopted:
+        yield f"turn {turn.turn_id} is trained, but it was {turn.status}, adopted: {turn.adopted}"
+    if turn.auxiliary and not rollout.train_auxiliary:
+        yield f"turn {turn.turn_id} is trained, but it was a side call"
+    off_policy, temperature = list(turn.off_policy), turn.sampling.get("temperature", rollout.temperature)
+    if config.algorithm.correction == "none" and temperature != rollout.temperature:
+        off_policy.append("temperature")
+    if off_policy and not rollout.train_off_policy:
+        yield f"turn {turn.turn_id} is trained, but it was sampled off-policy: {', '.join(off_policy)}"
+
+
 def _audit_actions(segment: Segment, turn: Turn, start: int, actions: Sequence[int]) -> Iterator[str]:
     if not all(actions):
         yield f"turn {turn.turn_id} is trained in part"
-    if turn.status != "delivered" or not turn.adopted or turn.auxiliary:
-        yield f"turn {turn.turn_id} is trained, but it was {turn.status}, adopted: {turn.adopted}"
     end = start + len(turn.token_ids)
     if segment.logprobs[start:end] != turn.logprobs:
         yield f"turn {turn.turn_id}: its log-probs are not the engine's"
@@ -169,10 +215,12 @@ def _audit_actions(segment: Segment, turn: Turn, start: int, actions: Sequence[i
         yield f"turn {turn.turn_id}: its policy versions are not the engine's"
 
 
-def _audit_versions(segment: Segment, window: WindowRow, max_staleness: int) -> Iterator[str]:
+def _audit_versions(segment: Segment, window: WindowRow | None, max_staleness: int) -> Iterator[str]:
     versions = [v for v, action in zip(segment.versions, segment.action_mask, strict=True) if action and v is not None]
     if len(versions) != sum(segment.action_mask):
         yield "an action has no policy version"
+    if window is None:
+        return
     if versions and window.policy_version - min(versions) > max_staleness:
         yield f"update {window.step} trained a token of version {min(versions)}: older than {max_staleness} versions"
     if versions and max(versions) > window.policy_version:

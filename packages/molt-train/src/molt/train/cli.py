@@ -63,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     audit = commands.add_parser("audit", help="prove that every trained token was sampled in its row's context")
     audit.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     audit.set_defaults(run=_audit)
+    conformance = commands.add_parser("conformance", help="run real clients and agents against the gateway")
+    conformance.add_argument("--harness", metavar="NAME", help="one client only; all that are installed by default")
+    conformance.add_argument(
+        "--python", type=Path, default=Path(sys.executable), help="of the environment that agents run in (this one)"
+    )
+    conformance.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    conformance.set_defaults(run=_conformance)
     return parser
 
 
@@ -119,6 +126,16 @@ def _audit(args: argparse.Namespace) -> int:
     report = audit(args.run_dir)
     print(json.dumps(report.as_dict(), indent=2))
     return 0 if report.passed else 1
+
+
+def _conformance(args: argparse.Namespace) -> int:
+    from molt.train.conformance import format_table, run_conformance
+
+    rows = list(run_conformance(client=args.harness, python=args.python.absolute()))
+    print("\n".join(json.dumps(row.as_dict()) for row in rows) if args.json else format_table(rows))
+    # A client that was asked for by name has to be there.
+    passed = {"pass"} if args.harness else {"pass", "not installed"}
+    return 0 if all(row.result in passed for row in rows) else 1
 
 
 def summary_line(summary: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@
     +-- EngineError (RuntimeError)         one generation failed
         +-- EngineDeadError                the engine is gone
         +-- EngineOverloadedError          the engine takes no more requests now
+        +-- EngineRequestError             the engine cannot serve the request as it stands
 
 All of them pickle, since they cross Ray.
 """
@@ -43,3 +44,14 @@ class EngineDeadError(EngineError):
 
 class EngineOverloadedError(EngineError):
     """The engine takes no more requests for now."""
+
+
+class EngineRequestError(EngineError):
+    """The request itself is at fault: no engine would serve it. `field` is that of EngineSampling or EngineRequest."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message, field)
+        self.field = field
+
+    def __str__(self) -> str:
+        return str(self.args[0])

@@ -85,6 +85,7 @@ def _check_ranges(config: Config) -> None:
         "actor.optimizer.warmup_steps": config.actor.optimizer.warmup_steps,
         "agent.num_workers": config.agent.num_workers,
         "engine.max_restarts": config.engine.max_restarts,
+        "gateway.min_body_bytes_per_s": config.gateway.min_body_bytes_per_s,
     }
     for key, value in not_negative.items():
         if value < 0:
@@ -93,6 +94,8 @@ def _check_ranges(config: Config) -> None:
         "run.stall_timeout": config.run.stall_timeout,
         "rollout.timeout_s": config.rollout.timeout_s,
         "pool.lease_ttl_s": config.pool.lease_ttl_s,
+        "gateway.header_timeout_s": config.gateway.header_timeout_s,
+        "gateway.write_timeout_s": config.gateway.write_timeout_s,
         "actor.optimizer.max_grad_norm": config.actor.optimizer.max_grad_norm,
     }
     for key, value in above_zero.items():

@@ -18,6 +18,12 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
     """Folder, or hub name, of a Hugging Face model with tokenizer and chat template."""
     name: str = "policy"
     """The model name that clients see."""
+    tool_parser: str = "auto"
+    """What reads tool calls out of replies. `auto`: the format of Hermes and Qwen3 (`hermes`), which has to be what the
+    chat template writes; else a name as `vllm serve --tool-call-parser` takes it."""
+    reasoning_parser: str = "auto"
+    """What tells reasoning from text. `auto`: `<think>` with the Hermes format, else none; `none`; or a name as
+    `vllm serve --reasoning-parser` takes it."""
 
 
 class RunConfig(_Section, frozen=True, kw_only=True):
@@ -65,6 +71,11 @@ class RolloutConfig(_Section, frozen=True, kw_only=True):
     """`enforce`: the run's sampling always; `default`: where the client sends none; `client`: the client's."""
     timeout_s: float = 600.0
     """Seconds one rollout may take."""
+    train_off_policy: bool = False
+    """Train turns that were sampled in a way that the loss cannot correct too: bound by a grammar (required tool calls,
+    a response format), greedily, or with top-k, min-p, penalties, a logit bias or another top-p than the run's."""
+    train_auxiliary: bool = False
+    """Train side calls too, such as an agent's title generator."""
 
 
 class AlgorithmConfig(_Section, frozen=True, kw_only=True):
@@ -186,12 +197,21 @@ class GatewayConfig(_Section, frozen=True, kw_only=True):
 
     grace_s: float = 5.0
     """Seconds before the generation of a vanished client is aborted."""
+    replay_s: float = 600.0
+    """Seconds that a reply which did not reach its client is kept for a client that asks the same again."""
     keepalive_s: float = 10.0
     """Seconds of silence after which a stream is sent a sign of life."""
     hold_s: float = 120.0
-    """Seconds that a request waits for an engine."""
+    """Seconds that a request waits for an engine, or for its session to have fewer than `max_session_requests` calls
+    under way."""
     max_body_bytes: int = 64 * 1024 * 1024
-    """Largest body of a model call."""
+    """Largest body of a model call, packed and unpacked."""
+    header_timeout_s: float = 10.0
+    """Seconds in which the head of a request must be complete, on any route; afterwards its connection is closed."""
+    min_body_bytes_per_s: int = 1024
+    """Slowest rate of a request's body, on any route, over any `gateway.header_timeout_s` of it. 0: any rate."""
+    write_timeout_s: float = 60.0
+    """Seconds in which a client must take some of what is sent to it, on any route; otherwise it counts as gone."""
     max_session_requests: int = 64
     """Model calls of one session at once; more wait."""
 
@@ -200,7 +220,7 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     """Where the server listens."""
 
     host: str = "127.0.0.1"
-    """The address to listen on; one that other machines can reach needs a token."""
+    """The address to listen on; one that other machines can reach needs a token of 16 characters or more."""
     port: int = 0
     """0: any free one."""
     public_url: str = ""

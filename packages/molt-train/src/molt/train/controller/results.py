@@ -11,7 +11,7 @@ from molt.train.records.experience import Experience
 from molt.train.records.recording import Recording
 from molt.train.records.rollout import Outcome
 from molt.train.records.trajectory import Segment
-from molt.train.trajectory import build_trajectory, delivered_fraction
+from molt.train.trajectory import TrainingRules, build_trajectory, delivered_fraction
 
 
 def outcome_of(result: ResultReport | SessionResult) -> Outcome:
@@ -30,10 +30,10 @@ def outcome_of(result: ResultReport | SessionResult) -> Outcome:
     return Outcome(kind=result.outcome, reward=result.reward, score=result.score, error=result.error, info=result.info)
 
 
-def recording_of(session: Session) -> Recording:
-    """What a session holds now, its turns assembled to segments."""
+def recording_of(session: Session, rules: TrainingRules) -> Recording:
+    """What a session holds now, its turns assembled to segments, of which `rules` says what is trained."""
     turns = session.turns()
-    trajectory = build_trajectory(session.session_id, turns)
+    trajectory = build_trajectory(session.session_id, turns, rules)
     return Recording(
         session_id=session.session_id,
         state=session.state,

@@ -35,6 +35,7 @@ from molt.train.pool.pool import Pool
 from molt.train.records.recording import Recording
 from molt.train.records.rollout import Rollout, Task
 from molt.train.server import ApiError
+from molt.train.trajectory import DEFAULT_RULES, TrainingRules
 
 MAX_WAIT_S = 60.0
 """Longest poll for leases, whatever a worker asks for."""
@@ -58,6 +59,8 @@ class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     """Seconds a rollout may take."""
     heartbeat_s: float
+    rules: TrainingRules = DEFAULT_RULES
+    """What of the recordings is trained."""
     max_closed_sessions: int = 256
     """Sessions that the gateway still knows after they closed; of older ones it says, as of strangers, unauthorized."""
 
@@ -75,6 +78,7 @@ class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
             group_size=rollout.group_size,
             timeout_s=rollout.timeout_s,
             heartbeat_s=config.pool.lease_ttl_s / HEARTBEATS_A_TTL,
+            rules=TrainingRules.of(config),
         )
 
 
@@ -236,7 +240,7 @@ class RolloutDesk:
         """What a session has recorded so far, or had when it closed."""
         session = self._sessions.get(session_id)
         if session is not None and session_id not in self._kept:
-            return recording_of(session)
+            return recording_of(session, self._settings.rules)
         recording = self._pool.ledger.recording(session_id)
         if recording is None:
             raise ApiError(404, f"session {session_id!r} is unknown")
@@ -280,7 +284,12 @@ class RolloutDesk:
         metadata: dict[str, Any],
         request: SessionRequest | None,
     ) -> SessionCredentials:
-        session, api_key = self._sessions.open(sampling=sampling, policy=policy, metadata=metadata)
+        session, api_key = self._sessions.open(
+            sampling=sampling,
+            policy=policy,
+            expected_sampling=self._settings.sampling_params,
+            metadata=metadata,
+        )
         self._open[session.session_id] = request
         url = f"{self._settings.url}/s/{session.session_id}"
         return SessionCredentials(
@@ -301,7 +310,9 @@ class RolloutDesk:
             log.warning("session %s: a model call did not end; its tokens are not recorded", session_id)
             session = self._sessions.get(session_id)
         # Whoever closed it at the same moment may have kept it meanwhile.
-        return None if session is None or session_id in self._kept else recording_of(session)
+        if session is None or session_id in self._kept:
+            return None
+        return recording_of(session, self._settings.rules)
 
     async def _abandon(self, session_id: str | None) -> None:
         """Close a session that no result is expected of any more, and keep what it recorded."""

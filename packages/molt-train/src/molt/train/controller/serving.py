@@ -61,6 +61,7 @@ class Serving:
         self._workers_per_engine = workers_per_engine
         self._on_event = on_event
         self._weights = asyncio.Lock()
+        self._cached_before = self._prompt_before = 0
         self.version = 0
 
     async def open(self, version: int, *, send: bool) -> None:
@@ -87,6 +88,13 @@ class Serving:
                 self.version = version
                 await self._replace(list(range(len(self._fleet.engines))))
             self.version = version
+
+    def take_prefix_hit_rate(self) -> float:
+        """Of the prompt tokens since the last call, the fraction that engines had in their prefix caches; else 0."""
+        cached, prompt = self._router.num_cached_tokens, self._router.num_prompt_tokens
+        num_cached, num_prompt = cached - self._cached_before, prompt - self._prompt_before
+        self._cached_before, self._prompt_before = cached, prompt
+        return num_cached / num_prompt if num_prompt else 0.0
 
     async def supervise(self) -> None:
         """Replace engines that die, until cancelled.

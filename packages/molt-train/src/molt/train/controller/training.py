@@ -209,6 +209,7 @@ class TrainingLoop:
             "logprob_gap_mean": report.logprob_gap_mean,
             "logprob_gap_max": report.logprob_gap_max,
             **report.metrics,
+            "prefix_hit_rate": self._parts.serving.take_prefix_hit_rate(),
             "info_mean": info_means([rollout for group in groups for rollout in group.rollouts]),
             "dropped": dict(self._dropped),
             "timing": {"wait_rollouts": 0.0, **spent, "total": sum(spent.values())},

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from molt.train.engine.protocol import EngineChunk, EngineFinish, EngineRequest
-from molt.train.errors import ConfigError, EngineDeadError, EngineError, EngineOverloadedError
+from molt.train.errors import ConfigError, EngineDeadError, EngineError, EngineOverloadedError, EngineRequestError
 
 _TURN_START, _TURN_END = "<|im_start|>", "<|im_end|>"
 _TOOL_TEXT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
@@ -102,7 +102,8 @@ def read_script(path: str | Path) -> list[ScriptLine]:
 class ScriptedEngine:
     """An `Engine` that follows a script.
 
-    Like vLLM it ends at `max_tokens`, at the context window, and at the stop string that completes first.
+    Like vLLM it ends at `max_tokens`, at the context window, and at the stop string that completes first. What else a
+    request asks of the sampling (temperature, logit bias, grammar, ...) has no effect on what the script says.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class ScriptedEngine:
             ConfigError: The folder has no tokenizer, or the tokenizer no end token.
         """
         self.tokenizer, self._end_token_id = _load_tokenizer(Path(model_path))
+        self._vocab_size = self.tokenizer.get_vocab_size()
         self._max_model_len = max_model_len
         self._queues: dict[str | None, list[ScriptLine]] = {}
         for line in script:
@@ -146,6 +148,7 @@ class ScriptedEngine:
             versions=[version for chunk in chunks for version in chunk.versions],
             finish_reason=chunks[-1].finish_reason,
             stop_string=chunks[-1].stop_string,
+            top_logprobs=[top for chunk in chunks for top in chunk.top_logprobs],
         )
 
     def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
@@ -179,6 +182,7 @@ class ScriptedEngine:
                     versions=[line.policy_version] * (end - start),
                     finish_reason=finish if last else None,
                     stop_string=stop_string if last else None,
+                    top_logprobs=self._alternatives(token_ids[start:end], line.logprob, request.num_top_logprobs),
                 )
             if line.error is not None:
                 ended = "error"
@@ -216,7 +220,7 @@ class ScriptedEngine:
     def _sample(self, line: ScriptLine, request: EngineRequest) -> tuple[list[int], EngineFinish, str | None]:
         limit = min(request.sampling.max_tokens, self._max_model_len - len(request.prompt_token_ids))
         if limit < 1:
-            raise EngineError(
+            raise EngineRequestError(
                 f"no room to sample: {len(request.prompt_token_ids)} of {self._max_model_len} tokens used"
             )
         token_ids = list(line.token_ids or ())
@@ -231,6 +235,11 @@ class ScriptedEngine:
         if stop_string is not None:
             token_ids, finish = token_ids[:num_tokens], "stop"
         return token_ids, finish, stop_string
+
+    def _alternatives(self, token_ids: list[int], logprob: float, number: int) -> list[list[tuple[int, float]]]:
+        """For each token itself and those of the next ids, each a nat less likely than the one before."""
+        size = self._vocab_size
+        return [[((token + i) % size, logprob - i) for i in range(number)] for token in token_ids] if number else []
 
     def _find_stop(self, token_ids: list[int], stops: tuple[str, ...]) -> tuple[int, str | None]:
         """How many tokens are sampled until a stop string is whole, and which one: the one that completes first."""

@@ -17,7 +17,11 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How one call samples. Every field is always sent, so that no engine default can change the distribution."""
+    """How one call samples. Every field is always sent, so that no engine default can change the distribution.
+
+    Recorded log-probs are of the distribution that this makes of the model's: tempered, and over the tokens that the
+    truncations and the grammar leave.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -59,12 +63,14 @@ class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: EngineFinish | None = None
     stop_string: str | None = None
     num_cached_tokens: int = 0
+    """Of the prompt, those that the engine had in its prefix cache."""
     top_logprobs: list[list[tuple[int, float]]] = []
-    """One list a token, likeliest first, where the request asks for them; else empty."""
+    """For each token the `num_top_logprobs` likeliest at its place, best first, where the request asks for them; else
+    empty. The sampled token is among them only if it is that likely."""
 
 
 class Engine(Protocol):
-    """A served policy. Both calls raise EngineDeadError, EngineOverloadedError, or EngineError; nothing else."""
+    """A served policy. Both calls raise EngineError or one of its kinds, and nothing else."""
 
     async def generate(self, request: EngineRequest) -> EngineChunk:
         """The whole generation at once."""

@@ -1,7 +1,9 @@
 """A vLLM engine in this process: the body of an engine's Ray actor."""
 
 import asyncio
+import math
 import os
+import re
 from collections.abc import AsyncIterator
 from itertools import repeat
 from typing import Any, Literal
@@ -9,10 +11,14 @@ from typing import Any, Literal
 import msgspec
 
 from molt.train.config import EngineConfig
-from molt.train.engine.protocol import EngineChunk, EngineRequest
-from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError
+from molt.train.engine.protocol import EngineChunk, EngineRequest, Grammar
+from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError, EngineRequestError
 
 EXTENSION = "molt.train.refit.gloo_engine.WorkerExtension"
+MAX_MESSAGE_CHARS = 500
+"""Of what a client is told of a request that vLLM refuses: vLLM may quote the whole of it."""
+_SOURCE_LINE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
+"""What xgrammar puts before its messages."""
 
 
 class VllmSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +50,7 @@ class VllmEngine:
     async def start(self) -> int:
         """Load the model; returns this process's id."""
         from vllm import AsyncEngineArgs
-        from vllm.config import WeightTransferConfig
+        from vllm.config import StructuredOutputsConfig, WeightTransferConfig
         from vllm.v1.engine.async_llm import AsyncLLM
 
         over_gloo = self._setup.transfer == "gloo"
@@ -66,6 +72,9 @@ class VllmEngine:
             enforce_eager=not self._setup.gpus,
             logprobs_mode="processed_logprobs",  # of the distribution that was sampled from, temperature applied
             generation_config="vllm",  # no sampling default of the checkpoint slips in
+            # One engine has one grammar backend, that of its first constrained request: "auto" would let that request
+            # decide what later ones may ask for. No reasoning parser: our grammars have the reasoning in them.
+            structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
             weight_transfer_config=WeightTransferConfig(backend=self._setup.transfer),
             worker_extension_cls=EXTENSION if over_gloo else "",
             disable_log_stats=True,
@@ -90,6 +99,7 @@ class VllmEngine:
         await self._llm.abort(request_id)
 
     async def _outputs(self, request: EngineRequest, *, streamed: bool) -> AsyncIterator[EngineChunk]:
+        from vllm.exceptions import VLLMClientError, VLLMError
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
         queue = None
@@ -99,7 +109,7 @@ class VllmEngine:
             while not finished:
                 output = queue.get_nowait() or await queue.get()
                 finished = output.finished
-                yield _chunk(output)
+                yield _chunk(output, request)
         except (asyncio.CancelledError, GeneratorExit):
             if queue is not None:
                 await self._llm.abort(queue.request_id, internal=True)
@@ -108,7 +118,11 @@ class VllmEngine:
             raise EngineDeadError(f"request {request.request_id}: the engine is dead: {error}") from None
         except asyncio.QueueFull as error:
             raise EngineOverloadedError(f"request {request.request_id}: {error}") from None
-        except (ValueError, RuntimeError) as error:
+        except EngineError:
+            raise
+        except VLLMClientError as error:
+            raise _refusal(error, request) from None
+        except (VLLMError, ValueError, RuntimeError, OverflowError) as error:
             raise EngineError(f"request {request.request_id}: {type(error).__name__}: {error}") from None
         finally:
             if queue is not None:
@@ -189,14 +203,61 @@ def _sampling(request: EngineRequest, *, streamed: bool) -> Any:
         frequency_penalty=wanted.frequency_penalty,
         stop=list(wanted.stop),
         seed=wanted.seed,
-        logprobs=0,  # of the sampled token alone
+        logit_bias=wanted.logit_bias or None,
+        structured_outputs=_bound(wanted.grammar) if wanted.grammar else None,
+        logprobs=request.num_top_logprobs,  # of these, and always of the sampled token
         detokenize=bool(wanted.stop),  # the gateway detokenizes; the engine needs text for stop strings only
         output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
     )
 
 
-def _chunk(output: Any) -> EngineChunk:
+def _refusal(error: Exception, request: EngineRequest) -> EngineRequestError:
+    message = str(error.args[0]) if error.args else str(error)
+    if error.__cause__ is not None and str(error.__cause__) not in message:
+        message += f" {error.__cause__}"
+    field = getattr(error, "parameter", None) or ("grammar" if request.sampling.grammar else None)
+    message = _SOURCE_LINE.sub("", message).strip()[:MAX_MESSAGE_CHARS]
+    return EngineRequestError(message, "num_top_logprobs" if field == "logprobs" else field)
+
+
+def _bound(grammar: Grammar) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    match grammar.kind:
+        case "json_object":
+            return StructuredOutputsParams(json_object=True)
+        case "json_schema":
+            return StructuredOutputsParams(json=grammar.text)
+        case "regex":
+            return StructuredOutputsParams(regex=grammar.text)
+        case "choice":
+            return StructuredOutputsParams(choice=msgspec.json.decode(grammar.text, type=list[str]))
+        case "grammar":
+            return StructuredOutputsParams(grammar=grammar.text)
+        case "structural_tag":
+            _check_schemas(msgspec.json.decode(grammar.text))
+            return StructuredOutputsParams(structural_tag=grammar.text)
+
+
+def _check_schemas(node: Any) -> None:
+    """Refuse what xgrammar would ignore in a schema: vLLM checks that of a `json_schema`, not those within a tag."""
+    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
+
+    if isinstance(node, dict):
+        if node.get("type") != "json_schema":
+            for value in node.values():
+                _check_schemas(value)
+        elif isinstance(schema := node.get("json_schema"), dict) and has_xgrammar_unsupported_json_features(schema):
+            raise EngineRequestError("the JSON schema has features that the grammar could not keep to", "grammar")
+    elif isinstance(node, list):
+        for value in node:
+            _check_schemas(value)
+
+
+def _chunk(output: Any, request: EngineRequest) -> EngineChunk:
     completion = output.outputs[0]
+    if completion.finish_reason == "error":
+        raise EngineError(f"request {request.request_id}: the engine gave it up; its log says why")
     ids = list(completion.token_ids)
     steps = completion.logprobs or []
     versions: list[int] = []
@@ -210,4 +271,11 @@ def _chunk(output: Any) -> EngineChunk:
         finish_reason=completion.finish_reason,
         stop_string=stop if isinstance(stop, str) else None,
         num_cached_tokens=output.num_cached_tokens or 0,
+        top_logprobs=[_likeliest(step, number) for step in steps] if (number := request.num_top_logprobs) else [],
     )
+
+
+def _likeliest(step: dict[int, Any], number: int) -> list[tuple[int, float]]:
+    """The likeliest of the tokens that sampling did not rule out. vLLM adds the sampled one, however unlikely."""
+    found = [(token, entry.logprob) for token, entry in step.items() if entry.logprob > -math.inf]
+    return sorted(found, key=lambda pair: -pair[1])[:number]

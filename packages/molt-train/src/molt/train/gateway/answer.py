@@ -1,18 +1,26 @@
-"""Answering one model call: wait for a slot, sample, and hand the reply over, whole or as it is sampled."""
+"""Answering one model call: by the sample that an earlier call asked for, or by one of its own."""
 
 import asyncio
+import hashlib
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+import msgspec
 
 from molt.train.config.sections import GatewayConfig
-from molt.train.gateway.call import Dialect, ModelCall, ReplyEncoder, Step
+from molt.train.gateway.attempts import Answered, Asked, Attempt
+from molt.train.gateway.call import Dialect, ModelCall, Reply, Step
 from molt.train.gateway.call_error import CallError
+from molt.train.gateway.delivery import Delivery
 from molt.train.gateway.exchange import Exchange
 from molt.train.gateway.generate import CallContext, Run, new_reply
-from molt.train.gateway.prompt import Model, Prompt, prepare
+from molt.train.gateway.prompt import Conversation, Model, Prompt, prepare, prepare_each, read_conversation
 from molt.train.gateway.sessions import Session
 from molt.train.observe.metrics import Metrics
+from molt.train.records.turn import Wire
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Responder:
@@ -22,95 +30,162 @@ class Responder:
         self._model, self._settings = model, settings
         self._seconds = metrics.histogram("gateway_call_seconds", "Time to answer a model call", labels=("wire",))
         self._tokens = metrics.counter("gateway_sampled_tokens", "Tokens sampled for clients", labels=("wire",))
+        self._prompt = metrics.counter("gateway_prompt_tokens", "Prompt tokens given to engines", labels=("wire",))
+        self._cached = metrics.counter(
+            "gateway_cached_tokens", "Prompt tokens that engines had in their prefix cache", labels=("wire",)
+        )
 
     async def answer(self, exchange: Exchange, *, session: Session, call: ModelCall, dialect: Dialect) -> None:
         """Serve one call.
 
-        A streamed call that has to wait is kept alive. A client that goes away has `gateway.grace_s` seconds to be
-        missed; then its generation is aborted.
+        A streamed call that has to wait is kept alive. A client that goes away has `gateway.grace_s` seconds to ask
+        the same again and be given what was sampled; then the generation is aborted.
 
         Raises:
             CallError: The call is refused, or failed.
         """
-        started, model, settings = time.perf_counter(), self._model, self._settings
-        runs: list[Run] = []
-
-        async def left() -> None:
-            await asyncio.sleep(settings.grace_s)
-            for run in runs:
-                await run.abort()
-
+        started = time.perf_counter()
         for note in call.notes:
             session.count(note)
-        exchange.watch(left)
-        if call.stream:
-            exchange.keep_alive(settings.keepalive_s, dialect.keepalive)
-        session.slots = session.slots or asyncio.Semaphore(settings.max_session_requests)
-        async with session.slots:
-            prompt = await prepare(model, session, call, dialect)
-            if session.state == "closed" or exchange.gone:
-                raise CallError("closed", "the session was closed, or its client gone, before the call was sampled")
-            encoder = dialect.encoder(call, lambda token_id: model.renderer.decode([token_id]))
-            if call.wishes.max_tokens == 0:
-                await self._send_empty(exchange, call, dialect, prompt)
-                return
+        conversation = read_conversation(session, call, dialect)
+        encoder = dialect.encoder(call, lambda token_id: self._model.renderer.decode([token_id]))
+        delivery = Delivery(exchange, encoder, dialect, stream=call.stream, tree=session.tree)
+        if call.wishes.max_tokens == 0:
+            await delivery.all_of([await self._no_tokens(exchange, session, call, dialect, conversation)])
+            return
+        delivery.keep_alive(self._settings.keepalive_s)
+        asked = _asked(exchange, dialect.wire, call, conversation)
+        found = session.attempts.find(asked, replay_s=self._settings.replay_s)
+        if isinstance(found, Answered):
+            await delivery.all_of(found.replies(), found.nodes)
+        elif found is not None:
+            await _follow(exchange, session, found, delivery)
+        else:
+            attempt = session.attempts.begin(asked, grace_s=self._settings.grace_s)
             context = CallContext(
-                model=model, settings=settings, session=session, dialect=dialect, call=call, client=exchange.client
+                model=self._model,
+                settings=self._settings,
+                session=session,
+                dialect=dialect,
+                call=call,
+                client=exchange.client,
             )
-            runs += [Run(context, prompt, choice=choice) for choice in range(call.num_choices)]
-            await (_stream if call.stream else _whole)(exchange, runs, encoder)
-        self._seconds.labels(dialect.wire).observe(time.perf_counter() - started)
-        self._tokens.labels(dialect.wire).inc(sum(len(run.reply.token_ids) for run in runs))
+            attempt.join(exchange)
+            await self._sample(context, attempt, conversation, delivery)
+            self._seconds.labels(dialect.wire).observe(time.perf_counter() - started)
 
-    async def _send_empty(self, exchange: Exchange, call: ModelCall, dialect: Dialect, prompt: Prompt) -> None:
-        """Answer a call for no tokens, by which clients fill caches: nothing is sampled, nothing recorded."""
-        encoder = dialect.encoder(call, lambda _: "")
+    async def _sample(
+        self, context: CallContext, attempt: Attempt, conversation: Conversation, delivery: Delivery
+    ) -> None:
+        """Sample what the attempt asks for, for its own client and for those that join later."""
+        session, call = context.session, context.call
+        try:
+            async with self._slot(session):
+                prompts = await prepare_each(self._model, session, call, conversation)
+                if session.state == "closed" or attempt.is_given_up:
+                    raise CallError("closed", "the session was closed, or its client gone, before the call was sampled")
+                runs = _runs(context, prompts)
+                attempt.runs, delivery.replies = runs, [run.reply for run in runs]
+                async with aclosing(runs[0].steps() if len(runs) == 1 else _merged(runs)) as steps:
+                    async for step in steps:
+                        attempt.publish(step)
+                        await delivery.step(step, is_last=all(run.node for run in runs))
+            attempt.end()
+            self._count_tokens(context.dialect.wire, [run.reply for run in runs])
+            if not await delivery.finish(attempt.nodes) and not attempt.is_followed:
+                session.count("replies_undelivered")
+        except CallError as error:
+            attempt.end(error)
+            raise
+        except BaseException:
+            attempt.end(CallError("engine", "the gateway broke off the call that this one was joined to"))
+            raise
+        finally:
+            session.attempts.settle(attempt)
+
+    def _count_tokens(self, wire: Wire, replies: Sequence[Reply]) -> None:
+        self._tokens.labels(wire).inc(sum([len(reply.token_ids) for reply in replies]))
+        self._prompt.labels(wire).inc(sum([reply.prompt_tokens for reply in replies]))
+        self._cached.labels(wire).inc(sum([reply.cached_tokens for reply in replies]))
+
+    @asynccontextmanager
+    async def _slot(self, session: Session) -> AsyncIterator[None]:
+        """Wait until the session has fewer calls under way than it may. Raises CallError after `gateway.hold_s`."""
+        settings = self._settings
+        slots = session.slots = session.slots or asyncio.Semaphore(settings.max_session_requests)
+        try:
+            async with asyncio.timeout(settings.hold_s if slots.locked() else None):
+                await slots.acquire()
+        except TimeoutError:
+            session.count("queue_expired")
+            busy = f"all {settings.max_session_requests} calls that a session may have at once are under way"
+            message = f"{busy} (gateway.max_session_requests), and none ended in {settings.hold_s} s (gateway.hold_s)"
+            raise CallError("overloaded", message) from None
+        try:
+            yield
+        finally:
+            slots.release()
+
+    async def _no_tokens(
+        self, exchange: Exchange, session: Session, call: ModelCall, dialect: Dialect, conversation: Conversation
+    ) -> Reply:
+        """The reply to a call for no tokens, by which clients fill caches: nothing is sampled, nothing recorded."""
+        prompt = await prepare(self._model, session, call, conversation)
         reply = new_reply(self._model, call, dialect, exchange.request_id, prompt)
         reply.finish_reason = "length"
-        if call.stream:
-            await exchange.write_last(encoder.start([reply]) + encoder.finish([reply]))
-            await exchange.end()
-        else:
-            await exchange.respond(200, encoder.whole([reply]))
+        return reply
 
 
-async def _whole(exchange: Exchange, runs: list[Run], encoder: ReplyEncoder) -> None:
-    async with aclosing(_steps(runs)) as steps:
-        async for _ in steps:
-            pass
-    body = encoder.whole([run.reply for run in runs])
-    if await _is_there(exchange):
-        await exchange.respond(200, body)
-        for run in runs:
-            run.delivered()
-
-
-async def _stream(exchange: Exchange, runs: list[Run], encoder: ReplyEncoder) -> None:
-    unsent = b""
-    begun = False
-    replies = [run.reply for run in runs]
-    async with aclosing(_steps(runs)) as steps:
+async def _follow(exchange: Exchange, session: Session, attempt: Attempt, delivery: Delivery) -> None:
+    """Give the client of a resend what an attempt samples that its own client has left."""
+    attempt.join(exchange)
+    async with aclosing(attempt.follow()) as steps:
         async for step in steps:
-            if not begun:
-                unsent, begun = encoder.start(replies), True
-            unsent += encoder.step(step)
-            if unsent and not all(run.recorded for run in runs):
-                await exchange.write(unsent)
-                unsent = b""
-    await exchange.write_last(unsent + encoder.finish(replies))
-    if await _is_there(exchange):
-        for run in runs:
-            run.delivered()
-    await exchange.end()
+            delivery.replies = attempt.replies
+            await delivery.step(step)
+    if not await delivery.finish(attempt.nodes):
+        session.count("replies_undelivered")
 
 
-async def _steps(runs: list[Run]) -> AsyncGenerator[Step]:
+def _asked(exchange: Exchange, wire: Wire, call: ModelCall, conversation: Conversation) -> Asked:
+    """What a request asks for, in its normal form: what has no say in the sample is not in it.
+
+    That is how the reply is sent, marks such as `cache_control`, the client's metadata, and echoed call ids, save that
+    they tell which of several equal turns is continued.
+    """
+    normal = (
+        wire,
+        call.model,
+        conversation.request,
+        conversation.frame,
+        conversation.history.last_turn_id,
+        msgspec.to_builtins(call.wishes, str_keys=True),  # the keys of logit_bias are numbers
+        call.tool_choice,
+        call.response_format,
+        call.num_choices,
+        call.num_top_logprobs,
+        call.template_kwargs,
+    )
+    headers = exchange.headers
+    retries = headers.get(b"x-stainless-retry-count", b"")
+    return Asked(
+        key=hashlib.blake2b(_encode(normal), digest_size=16).digest(),
+        is_retry=retries.isdigit() and int(retries) > 0,
+        name=headers.get(b"idempotency-key", b"").decode("latin-1"),
+    )
+
+
+def _runs(context: CallContext, prompts: Sequence[Prompt]) -> list[Run]:
+    """The choices of the first prompt, of the second, and so on: one reply to the client, under one id."""
+    each = [prompt for prompt in prompts for _ in range(context.call.num_choices)]
+    runs = [Run(context, prompt, choice=choice) for choice, prompt in enumerate(each)]
+    for run in runs[1:]:
+        run.reply.response_id = runs[0].reply.response_id
+    return runs
+
+
+async def _merged(runs: list[Run]) -> AsyncGenerator[Step]:
     """What the runs sample, as it comes. One that fails ends them all."""
-    if len(runs) == 1:
-        async with aclosing(runs[0].steps()) as steps:
-            async for step in steps:
-                yield step
-        return
     queue: asyncio.Queue[Step | None] = asyncio.Queue()
 
     async def pump(run: Run) -> None:
@@ -137,9 +212,3 @@ async def _steps(runs: list[Run]) -> AsyncGenerator[Step]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _is_there(exchange: Exchange) -> bool:
-    """Whether the client is still there, after the event loop has had a turn to notice that it is not."""
-    await asyncio.sleep(0)
-    return not exchange.gone

@@ -1,14 +1,19 @@
 """The model endpoint under a session URL, as a raw ASGI application.
 
-HEAD, GET  /s/{session}                            200, no body, no key, whether the session exists or not
+HEAD, GET  /s/{session}[/api/hello]                200, no body, no key, whether the session exists or not
 POST       /s/{session}/v1/chat/completions        OpenAI Chat Completions
+POST       /s/{session}/v1/completions             OpenAI Completions, of raw prompts
+POST       /s/{session}/v1/responses               OpenAI Responses
 POST       /s/{session}/v1/messages                Anthropic Messages
 POST       /s/{session}/v1/messages/count_tokens
 GET        /s/{session}/v1/models[/{model}]        in the shape of either vendor
 """
 
+import asyncio
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -16,25 +21,22 @@ from molt.agents.protocol import SamplingParams
 from molt.train.config.sections import GatewayConfig
 from molt.train.engine.protocol import Engine
 from molt.train.gateway.answer import Responder
-from molt.train.gateway.call import Dialect
+from molt.train.gateway.call import Dialect, ModelCall
 from molt.train.gateway.call_error import CallError
+from molt.train.gateway.detokenize import hidden_tokens
 from molt.train.gateway.exchange import NO_CONTENT, Exchange, Receive, Scope, Send
 from molt.train.gateway.models import ServedModel
 from molt.train.gateway.parse import Parser
-from molt.train.gateway.prompt import Model, prepare
+from molt.train.gateway.prompt import Model, prepare, read_conversation
 from molt.train.gateway.render import Renderer
+from molt.train.gateway.routes import COUNT_TOKENS, HELLO, MESSAGES, MODELS, RESPONSES, WIRES, dialect_of, split
 from molt.train.gateway.sessions import Session, Sessions
-from molt.train.gateway.wires.chat import ChatDialect
-from molt.train.gateway.wires.messages import MessagesDialect
 from molt.train.observe.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "/s/"
-_CHAT, _MESSAGES = ChatDialect(), MessagesDialect()
-_WIRES: dict[str, Dialect] = {"/v1/chat/completions": _CHAT, "/v1/messages": _MESSAGES}
-_COUNT_TOKENS = "/v1/messages/count_tokens"
-_MODELS = "/v1/models"
+_OFFLOAD_BYTES = 1024 * 1024
+"""A longer body is read in a thread, so that other sessions go on."""
 
 
 class Gateway:
@@ -55,14 +57,13 @@ class Gateway:
         """Take the parts; `max_model_len` is the context window in tokens."""
         self._sessions = sessions
         self._settings = settings
-        marks = {renderer.control_tokens.get(mark) for mark in parser.marks}
         self._model = Model(
             name=model_name,
             engine=engine,
             renderer=renderer,
             parser=parser,
             max_model_len=max_model_len,
-            hidden_token_ids=(renderer.hidden_token_ids | renderer.end_token_ids) - marks,
+            hidden_token_ids=hidden_tokens(renderer, parser),
         )
         self._responder = Responder(self._model, settings, observer or Metrics())
         self._served = ServedModel(name=model_name, max_model_len=max_model_len, created=int(time.time()))
@@ -71,13 +72,12 @@ class Gateway:
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request whose path begins with `/s/`."""
         exchange = Exchange(scope, receive, send)
-        session_id, slash, rest = exchange.path.removeprefix(PREFIX).partition("/")
-        route = (slash + rest).rstrip("/")
-        dialect = _WIRES.get(route) or (_MESSAGES if _is_anthropic(route, exchange) else _CHAT)
+        session_id, route = split(exchange.path)
+        dialect = dialect_of(route, exchange.headers)
         try:
             if exchange.method == "OPTIONS":
                 await exchange.respond(NO_CONTENT, b"")
-            elif not route and exchange.method in ("HEAD", "GET"):
+            elif route in ("", HELLO) and exchange.method in ("HEAD", "GET"):
                 await exchange.respond(200, b"")
             else:
                 await self._serve(exchange, self._session(session_id, exchange), route, dialect)
@@ -90,20 +90,26 @@ class Gateway:
             exchange.close()
 
     async def _serve(self, exchange: Exchange, session: Session, route: str, dialect: Dialect) -> None:
-        if route in _WIRES:
+        if route in WIRES:
             _need(exchange, "POST")
-            call = dialect.parse(await exchange.body(self._settings.max_body_bytes))
+            parse = partial(RESPONSES.parse, past=session.past) if dialect is RESPONSES else dialect.parse
+            call = await self._read(exchange, parse)
             await self._responder.answer(exchange, session=session, call=call, dialect=dialect)
-        elif route == _COUNT_TOKENS:
+        elif route == COUNT_TOKENS:
             _need(exchange, "POST")
-            call = _MESSAGES.parse_count(await exchange.body(self._settings.max_body_bytes))
-            prompt = await prepare(self._model, session, call, _MESSAGES)
+            call = await self._read(exchange, MESSAGES.parse_count)
+            conversation = read_conversation(session, call, MESSAGES)
+            prompt = await prepare(self._model, session, call, conversation)
             await exchange.respond(200, msgspec.json.encode({"input_tokens": len(prompt.token_ids)}))
-        elif route == _MODELS or route.startswith(_MODELS + "/"):
+        elif route == MODELS or route.startswith(MODELS + "/"):
             _need(exchange, "GET")
-            await self._models(exchange, route.removeprefix(_MODELS).removeprefix("/"))
+            await self._models(exchange, route.removeprefix(MODELS).removeprefix("/"))
         else:
             raise CallError("not_found", f"there is no {route or '/'!r} under a session URL")
+
+    async def _read(self, exchange: Exchange, parse: Callable[[bytes], ModelCall]) -> ModelCall:
+        body = await exchange.body(self._settings.max_body_bytes)
+        return parse(body) if len(body) <= _OFFLOAD_BYTES else await asyncio.to_thread(parse, body)
 
     async def _models(self, exchange: Exchange, name: str) -> None:
         vendor = "anthropic" if b"anthropic-version" in exchange.headers else "openai"
@@ -130,20 +136,17 @@ def _keys(headers: dict[bytes, bytes]) -> list[str]:
     return [*bearer, *([headers[b"x-api-key"].decode("latin-1")] if b"x-api-key" in headers else [])]
 
 
-def _is_anthropic(route: str, exchange: Exchange) -> bool:
-    return route == _COUNT_TOKENS or b"anthropic-version" in exchange.headers
-
-
 def _need(exchange: Exchange, method: str) -> None:
     if exchange.method != method and not (method == "GET" and exchange.method == "HEAD"):
-        raise CallError("method_not_allowed", f"{exchange.method} is not served here: use {method}")
+        message = f"{exchange.method} is not served here: use {method}"
+        raise CallError("method_not_allowed", message, allow="GET, HEAD" if method == "GET" else method)
 
 
 async def _refuse(exchange: Exchange, dialect: Dialect, error: CallError) -> None:
     if exchange.gone:
         return
     if exchange.streaming:
-        await exchange.write_last(dialect.failure(error, exchange.request_id))
+        await exchange.write_last(exchange.failure(error, exchange.request_id))
         await exchange.end()
         return
     status, body = dialect.error(error, exchange.request_id)

@@ -11,7 +11,8 @@ from molt.train.records.turn import Wire
 
 Message = dict[str, Any]
 """A message as chat templates take it: `role`, `content` (text), and where they apply `tool_calls`, `tool_call_id`,
-`name`, `reasoning_content`. The arguments of a tool call are a dict, or text where they are no JSON object."""
+`name`, `reasoning_content`. The arguments of a tool call are a dict, or text where they are no JSON object. `turn_id`,
+where the client names the turn that it is, is for the history only."""
 
 Count = Callable[[str], None]
 """Counts something dropped, ignored or changed, under a name."""
@@ -41,6 +42,8 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Only these tools may be called; empty: any."""
     max_calls: int | None = None
     """Tool calls that the reply may show; 1 where the client wants none in parallel."""
+    strict: tuple[str, ...] = ()
+    """Tools whose arguments must follow their schema."""
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +52,8 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
     spec: Any = None
     """The schema, expression, choices, grammar or tag, as JSON; None for `json_object`."""
+    param: str = "response_format"
+    """The field of the request that asks for it."""
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +63,10 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[bytes]
     num_leading: int = 0
     """Of `messages`, those in front that stand elsewhere in the request (the system text of Messages)."""
+    raw_prompts: tuple[str | list[int], ...] = ()
+    """Texts or token ids that are prompts as they are, instead of messages: each has `num_choices` replies, as text."""
+    joins_turns: bool = False
+    """Messages of one user, or one assistant, that follow one another are one turn."""
     tools: bytes = b"null"
     tool_choice: ToolChoice = ToolChoice()
     response_format: ResponseFormat | None = None
@@ -73,6 +82,10 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     notes: tuple[str, ...] = ()
     """Names under which to count what of the request has no effect."""
+
+    def where(self, index: int) -> str:
+        """Path in the request of one of `messages`."""
+        return f"messages[{index - self.num_leading}]" if index >= self.num_leading else "system"
 
 
 class Reasoning(msgspec.Struct, frozen=True):
@@ -177,6 +190,14 @@ class ReplyEncoder(Protocol):
         """The last frames, the terminal one included."""
         ...
 
+    def keepalive(self) -> bytes:
+        """What clients of a stream count as life, between any two writes after `start`."""
+        ...
+
+    def failure(self, error: CallError, request_id: str) -> bytes:
+        """The frames that end a stream by an error, whatever of it has been written."""
+        ...
+
 
 class Dialect(Protocol):
     """One wire: how its requests read, and how its replies are written."""
@@ -189,7 +210,7 @@ class Dialect(Protocol):
     response_prefix: str
     call_prefix: str
     keepalive: bytes
-    """What clients of a stream count as life, allowed between any two events."""
+    """What clients of a stream count as life before its `ReplyEncoder.start`."""
 
     def parse(self, body: bytes) -> ModelCall:
         """Read a request. Raises CallError."""
@@ -209,8 +230,4 @@ class Dialect(Protocol):
 
     def error(self, error: CallError, request_id: str) -> tuple[int, bytes]:
         """Status and body of an error."""
-        ...
-
-    def failure(self, error: CallError, request_id: str) -> bytes:
-        """The frame that ends a stream by an error."""
         ...

@@ -3,10 +3,15 @@
 from collections.abc import Callable, Collection, Sequence
 
 from molt.train.gateway.call import Event
-from molt.train.gateway.parse import Reading, partial_mark
+from molt.train.gateway.parse import Parser, Reading, partial_mark
+from molt.train.gateway.render import Renderer
 
 Decode = Callable[[list[int]], str]
 _REPLACEMENT = "\ufffd"
+_MAX_PENDING = 3
+"""Bytes that a character may lack, each of which may be shown as one U+FFFD meanwhile."""
+_MAX_HELD, _KEPT_HELD = 32, 12
+"""Tokens held back. What is pending is the last three U+FFFD at most, of up to four bytes each."""
 
 
 class Detokenizer:
@@ -17,12 +22,20 @@ class Detokenizer:
         self._context: list[int] = []
         self._held: list[int] = []
         self._num_read = 0
+        self._lengths: dict[int, int] = {}
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that `token_ids` complete."""
         self._held.extend(token_ids)
         text = self._decode(self._context + self._held)
-        return "" if text.endswith(_REPLACEMENT) else self._take(text)
+        if not text.endswith(_REPLACEMENT):
+            return self._take(text)
+        pending = min(_MAX_PENDING, len(text) - len(text.rstrip(_REPLACEMENT)))
+        ready, self._num_read = text[self._num_read : -pending], max(self._num_read, len(text) - pending)
+        if len(self._held) > _MAX_HELD:  # broken bytes without end
+            self._context, self._held = [], self._held[-_KEPT_HELD:]
+            self._num_read += len(self._decode(self._held)) - len(text)
+        return ready
 
     def finish(self) -> str:
         """What was held back, broken characters as U+FFFD."""
@@ -31,9 +44,11 @@ class Detokenizer:
     def _take(self, text: str) -> str:
         text = text[self._num_read :]
         # Some decoders (SentencePiece's) drop the first token's leading space: one token stays in front of the next.
-        self._context = self._held[-1:] or self._context
-        self._held = []
-        self._num_read = len(self._decode(self._context))
+        if self._held:
+            last = self._held[-1]
+            if last not in self._lengths:
+                self._lengths[last] = len(self._decode([last]))
+            self._context, self._held, self._num_read = [last], [], self._lengths[last]
         return text
 
 
@@ -60,7 +75,7 @@ class StopFilter:
 
 
 class TokenReader:
-    """Token ids in, events out."""
+    """Token ids in, events out: the same ones, however the ids are cut into chunks."""
 
     def __init__(
         self, reading: Reading, *, decode: Decode, hidden: Collection[int], stops: tuple[str, ...] = ()
@@ -73,11 +88,25 @@ class TokenReader:
 
     def feed(self, token_ids: Sequence[int]) -> list[Event]:
         """Events that the tokens complete."""
-        visible = [token_id for token_id in token_ids if token_id not in self._hidden]
-        text = self._stops.feed(self._detokenizer.feed(visible)) if visible else ""
+        hidden = self._hidden
+        visible = [token_id for token_id in token_ids if token_id not in hidden]
+        if not visible:
+            return []
+        if self._reading.by_token:
+            return [event for token_id in visible for event in self._feed_token(token_id)]
+        text = self._stops.feed(self._detokenizer.feed(visible))
         return self._reading.feed(text) if text else []
 
     def finish(self, stop_string: str | None) -> list[Event]:
         """The last events, once the engine has ended the reply; `stop_string` is the one that ended it, if any did."""
         rest = self._stops.feed(self._detokenizer.finish()) + self._stops.finish(stop_string)
         return (self._reading.feed(rest) if rest else []) + self._reading.finish()
+
+    def _feed_token(self, token_id: int) -> list[Event]:
+        return self._reading.feed(self._stops.feed(self._detokenizer.feed([token_id])), [token_id])
+
+
+def hidden_tokens(renderer: Renderer, parser: Parser) -> frozenset[int]:
+    """The control tokens that no client sees: all that are no text, and end a reply, but the marks of its format."""
+    marks = {renderer.control_tokens.get(mark) for mark in parser.marks}
+    return (renderer.hidden_token_ids | renderer.end_token_ids) - marks

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from molt.train.gateway.call_error import CallError
+from molt.train.gateway.content_encoding import IDENTITY, normalise, too_large, unpack
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -13,6 +14,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
 NO_CONTENT = 204
+
+_TURNS_TO_NOTICE = 4
+"""Of the event loop, from a failed write to the watcher that hears of it: read, lost connection, event, watcher."""
 
 _JSON = (b"content-type", b"application/json")
 _EVENT_STREAM = (
@@ -39,12 +43,15 @@ class Exchange:
         """The head of an event stream has been sent."""
         self.gone = False
         """The client closed the connection before the response was complete."""
+        self.failure: Callable[[CallError, str], bytes] = lambda *_: b""
+        """The last events of a stream that ends in an error; to be set before one begins."""
         self._receive, self._send = receive, send
         self._watcher: asyncio.Task[None] | None = None
-        self._pulse: asyncio.TimerHandle | None = None
-        self._keepalive: asyncio.Task[None] | None = None
+        self._pulse_timer: asyncio.TimerHandle | None = None
+        self._pulse: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._last_write = 0.0
+        self._last_written = False
 
     @property
     def client(self) -> dict[str, str]:
@@ -56,18 +63,16 @@ class Exchange:
         }
 
     async def body(self, max_bytes: int) -> bytes:
-        """The request's body.
+        """The request's body, unpacked.
 
         Raises:
-            CallError: It is longer than `max_bytes`, compressed, or cut off.
+            CallError: It is longer than `max_bytes`, packed in a way that is not read here, or cut off.
         """
-        encoding = self.headers.get(b"content-encoding", b"identity")
-        if encoding != b"identity":
-            raise CallError("unsupported_media", f"content-encoding {encoding.decode('latin-1')!r} is not accepted")
+        coding = normalise(self.headers.get(b"content-encoding", IDENTITY))
         declared = self.headers.get(b"content-length", b"0")
-        too_large = declared.isdigit() and int(declared) > max_bytes
+        is_too_large = declared.isdigit() and int(declared) > max_bytes
         parts, size, more = [], 0, True
-        while more and not too_large:
+        while more and not is_too_large:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.gone = True
@@ -75,10 +80,11 @@ class Exchange:
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
             size += len(parts[-1])
-            too_large = size > max_bytes
-        if too_large:
-            raise CallError("too_large", f"the body is longer than {max_bytes} bytes (gateway.max_body_bytes)")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            is_too_large = size > max_bytes
+        if is_too_large:
+            raise too_large(max_bytes)
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        return body if coding == IDENTITY else await asyncio.to_thread(unpack, body, coding, max_bytes)
 
     async def respond(self, status: int, body: bytes, headers: Headers = ()) -> None:
         """Send a whole JSON response; to HEAD, its head."""
@@ -89,57 +95,84 @@ class Exchange:
     async def write(self, data: bytes) -> None:
         """Send events; the first write opens the stream."""
         async with self._writing:
-            if not self.streaming:
-                self.streaming = True
-                await self._head(200, _EVENT_STREAM)
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self._last_write = asyncio.get_running_loop().time()
+            await self._write(data)
 
     async def write_last(self, data: bytes) -> None:
-        """Send the last events. Nothing, and no keep-alive, comes after them."""
-        self._stop_keep_alive()
+        """Send the last events but not the end of the stream. Nothing, and no keep-alive, comes after them."""
+        self._last_written = True
+        self._stop_pulse()
         await self.write(data)
 
+    async def write_whole(self, body: bytes) -> None:
+        """Send a whole JSON response but not its end."""
+        await self._head(200, [_JSON, (b"content-length", b"%d" % len(body))])
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def settle(self) -> None:
+        """Give the event loop the turns in which it notices that the socket had been reset before the last write."""
+        for _ in range(_TURNS_TO_NOTICE):
+            await asyncio.sleep(0)
+
     async def end(self) -> None:
-        """End the stream of events."""
+        """End the response."""
+        self._stop_watching()  # the server calls the end of a response a disconnect too
         await self._send({"type": "http.response.body", "body": b""})
 
-    def watch(self, left: Callable[[], Awaitable[None]]) -> None:
-        """From now on notice when the client goes away: `gone` turns true, and `left` runs once."""
+    def watch(self, left: Callable[[], None] = lambda: None) -> None:
+        """From now on notice when the client goes away: `gone` turns true, and `left` is called, once."""
 
         async def wait() -> None:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             self.gone = True
-            await left()
+            self._stop_pulse()
+            left()
 
         self._watcher = asyncio.get_running_loop().create_task(wait())
 
-    def keep_alive(self, every_s: float, data: bytes) -> None:
-        """Write `data` whenever nothing was written for `every_s` seconds."""
+    def keep_alive(self, every_s: float, beat: Callable[[], bytes]) -> None:
+        """Write what `beat` returns whenever nothing was written for `every_s` seconds.
+
+        `beat` is called when its bytes are written next, so that it can number them.
+        """
         loop = asyncio.get_running_loop()
         self._last_write = loop.time()
+
+        async def pulse() -> None:
+            async with self._writing:
+                if not self._last_written:
+                    await self._write(beat())
 
         def check() -> None:
             quiet = loop.time() - self._last_write
             if quiet >= every_s and not self._writing.locked():
-                self._keepalive = loop.create_task(self.write(data))
+                self._pulse = loop.create_task(pulse())
                 quiet = 0.0
-            self._pulse = loop.call_later(max(every_s - quiet, every_s / 4), check)
+            self._pulse_timer = loop.call_later(max(every_s - quiet, every_s / 4), check)
 
-        self._pulse = loop.call_later(every_s, check)
+        self._pulse_timer = loop.call_later(every_s, check)
 
     def close(self) -> None:
         """Stop watching and keeping alive."""
-        self._stop_keep_alive()
-        if self._watcher:
-            self._watcher.cancel()
-
-    def _stop_keep_alive(self) -> None:
+        self._stop_pulse()
+        self._stop_watching()
         if self._pulse:
             self._pulse.cancel()
-        if self._keepalive:
-            self._keepalive.cancel()
+
+    async def _write(self, data: bytes) -> None:
+        if not self.streaming:
+            self.streaming = True
+            await self._head(200, _EVENT_STREAM)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._last_write = asyncio.get_running_loop().time()
+
+    def _stop_pulse(self) -> None:
+        if self._pulse_timer:
+            self._pulse_timer.cancel()
+
+    def _stop_watching(self) -> None:
+        if self._watcher:
+            self._watcher.cancel()
 
     async def _head(self, status: int, headers: Headers) -> None:
         request_id = self.request_id.encode()

@@ -10,7 +10,7 @@ import msgspec
 
 from molt.train.config.sections import GatewayConfig
 from molt.train.engine.protocol import EngineChunk, EngineRequest
-from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError
+from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError, EngineRequestError
 from molt.train.gateway.call import (
     Content,
     Dialect,
@@ -26,14 +26,20 @@ from molt.train.gateway.call import (
 )
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.detokenize import TokenReader
+from molt.train.gateway.grammar import request_error
+from molt.train.gateway.plain_text import PlainText
 from molt.train.gateway.prompt import Model, Prompt
 from molt.train.gateway.sampling import effective_sampling, off_policy_reasons
 from molt.train.gateway.sessions import Session
 from molt.train.gateway.turns import TurnNode, pack, pack_floats
 from molt.train.records.turn import TurnStatus
 
+_encode = msgspec.json.Encoder().encode
+
 UNKNOWN_VERSION = -1
 """Of tokens whose generation was cut before the engine said which version sampled them."""
+_PROMPT_END = 64
+"""Tokens of the prompt's end that a parser may want to see."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Between two tries at a dead engine, doubling."""
 
@@ -68,18 +74,26 @@ class Run:
         if room < 1:
             length = len(prompt.token_ids)
             raise CallError("prompt_too_long", f"prompt is too long: {length} tokens > {model.max_model_len} maximum")
-        if prompt.match.parent:
-            prompt.match.parent.continued = True
+        if prompt.match.parent and session.tree.adopt(prompt.match.parent):
+            session.count("adopted_though_undelivered")
         self.turn_id = secrets.token_hex(12)
-        self.sampling = effective_sampling(session, call.wishes, room)
+        self.sampling = effective_sampling(session, call.wishes, room, prompt.grammar)
+        self.node: TurnNode | None = None
+        """The turn, once it is recorded: nothing more will be sampled."""
         self.reply = new_reply(model, call, dialect, self.turn_id, prompt, choice=choice)
         self._client = context.client
         self._model, self._session, self._call, self._dialect = model, session, call, dialect
         self._prompt, self._settings = prompt, context.settings
-        self._reading = model.parser.start(
-            offers_tools=call.tool_choice.mode != "none" and prompt.frame.has_tools,
-            max_calls=call.tool_choice.max_calls,
-            in_reasoning=prompt.opens_reasoning,
+        self._reading = (
+            PlainText()
+            if prompt.is_raw
+            else model.parser.start(
+                offers_tools=call.tool_choice.mode != "none" and prompt.frame.has_tools,
+                max_calls=call.tool_choice.max_calls,
+                in_reasoning=prompt.opens_reasoning,
+                tools=prompt.tools,
+                prompt_end=prompt.context_ids[-_PROMPT_END:],
+            )
         )
         self._reader = TokenReader(
             self._reading,
@@ -90,7 +104,6 @@ class Run:
         root = prompt.match.parent
         self._affinity = ((root.root_id if root else self.turn_id), session.session_id)
         self._versions: list[int] = []
-        self._node: TurnNode | None = None
         self._request_id = self.turn_id
         self._aborted = asyncio.Event()
 
@@ -98,9 +111,9 @@ class Run:
         """Sample, record, and yield what was sampled.
 
         Raises:
-            CallError: The engine failed or is overloaded, or the generation was aborted.
+            CallError: The engine refused the request, failed or is overloaded, or the generation was aborted.
         """
-        last = None
+        last, refused = None, False
         with self._session.running(self):
             try:
                 async with aclosing(self._chunks()) as chunks:
@@ -113,31 +126,24 @@ class Run:
                 if last is None:
                     raise EngineError("a generation ended without a finish reason")
                 self._settle(last[0])
+            except EngineRequestError as error:
+                refused = True  # nothing was sampled: there is no turn
+                raise request_error(error, self._call) from error
             except EngineError as error:
                 self._record("failed", "error")
                 self._session.count("engine_failed")
                 raise _call_error(error) from error
             finally:
-                if self._node is None:
+                if self.node is None and not refused:
                     self._record("aborted", "abort")
                     await self.abort()
         yield last[1]
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the turn is in the tree: nothing more will be sampled."""
-        return self._node is not None
 
     async def abort(self) -> None:
         """Have the engine stop; `steps` then ends in a CallError, the turn recorded as aborted."""
         self._aborted.set()
         with suppress(EngineError):  # an engine that is gone has stopped, and says so to `steps`
             await self._model.engine.abort(self._request_id)
-
-    def delivered(self) -> None:
-        """Note that the client was sent the whole reply."""
-        if self._node:
-            self._node.status = "delivered"
 
     async def _chunks(self) -> AsyncGenerator[EngineChunk]:
         """The engine's chunks; while the engine is dead and nothing was sampled, wait for it and ask again."""
@@ -234,7 +240,7 @@ class Run:
 
     def _record(self, status: TurnStatus, finish_reason: str) -> None:
         prompt, reply = self._prompt, self.reply
-        node = self._node = TurnNode(
+        node = self.node = TurnNode(
             turn_id=self.turn_id,
             wire=self._dialect.wire,
             parent=prompt.match.parent,
@@ -242,9 +248,9 @@ class Run:
             frame=prompt.frame,
             request=prompt.request,
             response_id=reply.response_id,
-            sampling=msgspec.to_builtins(self.sampling),
-            off_policy=off_policy_reasons(self.sampling),
-            client=self._client,
+            sampling=_encode(self.sampling),
+            off_policy=off_policy_reasons(self.sampling, self._session.expected_sampling),
+            client=_encode(self._client),
             prompt_length=len(prompt.token_ids),
             root_id=self._affinity[0],
             context_ids=pack(prompt.context_ids),
@@ -257,7 +263,7 @@ class Run:
         tree = self._session.tree
         if status != "undelivered":
             tree.add(node)
-        elif fork := tree.publish(node, prompt.token_ids, prompt.path, reply, self._call.prefill):
+        elif fork := tree.publish(node, prompt.match, prompt.path, reply, self._call.prefill):
             self._session.count(fork)
 
 

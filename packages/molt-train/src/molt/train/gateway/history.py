@@ -8,8 +8,12 @@ Every distinct message is converted and digested once a session: a request whose
 """
 
 import hashlib
-from collections import defaultdict
+import re
+from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from operator import ne
 from typing import Any
 
 import msgspec
@@ -19,6 +23,12 @@ from molt.train.gateway.wires.body import arguments_of
 from molt.train.records.turn import Wire
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
+
+_NUM_RECENT = 8
+"""Requests whose histories are kept, for later ones to begin with: sub-agents take turns."""
+_NUM_TOUCHED = 4
+"""Messages at the end of a history that clients may send in other bytes next time, as they move their marks."""
+_MARKS = re.compile(r"</?think(?:ing)?>")
 
 
 class Link(msgspec.Struct, frozen=True, gc=False):
@@ -43,6 +53,8 @@ class IssuedReply(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
     text: str
     """What the client was shown beside the calls, stripped."""
+    flattened: bytes
+    """Digest of the reasoning and the text, whatever stands between them."""
     num_calls: int
 
 
@@ -57,36 +69,61 @@ class Paths:
         return self._numbers.setdefault((path, digest), len(self._numbers) + 1)
 
 
+class Chain:
+    """The links of a request's messages, and what their sequence reads."""
+
+    def __init__(self, begins_like: "Chain | None" = None, num_shared: int = 0) -> None:
+        """An empty chain, or one with the first `num_shared` messages of another."""
+        self.messages: list[bytes] = []
+        """As the client sent them."""
+        self.ends: list[int] = []
+        """How many links there are after each message."""
+        self.links: list[Link] = []
+        self.num_system = 0
+        """System messages in front."""
+        self.system = 0
+        """Their path."""
+        self.paths = [0]
+        """Path after 0, 1, ... of the links behind the leading system messages."""
+        num_links = begins_like.ends[num_shared - 1] if begins_like and num_shared else 0
+        if begins_like and num_links > begins_like.num_system:
+            self.messages = begins_like.messages[:num_shared]
+            self.ends = begins_like.ends[:num_shared]
+            self.links = begins_like.links[:num_links]
+            self.num_system, self.system = begins_like.num_system, begins_like.system
+            self.paths = begins_like.paths[: num_links - self.num_system + 1]
+
+    def add(self, raw: bytes, links: Sequence[Link], paths: Paths) -> None:
+        """One more message, and what it says."""
+        for link in links:
+            if link.role == "system" and self.num_system == len(self.links):
+                self.num_system += 1
+                self.system = paths.after(self.system, link.digest)
+            else:
+                self.paths.append(paths.after(self.paths[-1], link.digest))
+            self.links.append(link)
+        self.messages.append(raw)
+        self.ends.append(len(self.links))
+
+
 class History:
     """The messages of one request."""
 
-    def __init__(self, groups: Sequence[Sequence[Link]], paths: Paths, convert: Callable[[int], list[Message]]) -> None:
-        """Take the links of each message as the client sent it, and how to convert the message at an index."""
-        self._groups = groups
-        self._convert = convert
-        self.links = [link for group in groups for link in group]
-        self.num_system = next((i for i, link in enumerate(self.links) if link.role != "system"), len(self.links))
-        self.system = 0
-        """Path of the leading system messages."""
-        for link in self.links[: self.num_system]:
-            self.system = paths.after(self.system, link.digest)
-        self.paths = [0]
-        """Path after 0, 1, ... of the links behind the leading system messages."""
-        for link in self.links[self.num_system :]:
-            self.paths.append(paths.after(self.paths[-1], link.digest))
+    def __init__(self, chain: Chain, convert: Callable[[int], list[Message]]) -> None:
+        """Take the chain of the messages, and how to convert the one at an index."""
+        self.links, self.paths = chain.links, chain.paths
+        self.num_system, self.system = chain.num_system, chain.system
+        self._ends, self._convert = chain.ends, convert
 
     @property
-    def has_reply(self) -> bool:
-        """Whether an assistant has spoken."""
-        return any(link.role == "assistant" for link in self.links)
+    def last_turn_id(self) -> str | None:
+        """The turn that the last assistant message names, where it names one of ours."""
+        return next((link.turn_id for link in reversed(self.links) if link.role == "assistant"), None)
 
     def messages(self, after: int = -1) -> list[Message]:
         """The converted messages behind the link at index `after`; all by default."""
-        sent = 0
-        while after >= 0:
-            after -= len(self._groups[sent])
-            sent += 1
-        return [message for index in range(sent, len(self._groups)) for message in self._convert(index)]
+        first = bisect_right(self._ends, after) + 1 if after >= 0 else 0
+        return [message for index in range(first, len(self._ends)) for message in self._convert(index)]
 
 
 class MessageCache:
@@ -94,25 +131,38 @@ class MessageCache:
 
     def __init__(self) -> None:
         self.paths = Paths()
-        self._links: defaultdict[Wire, dict[bytes, tuple[Link, ...]]] = defaultdict(dict)
+        self._links: defaultdict[Wire, dict[bytes, tuple[bytes, tuple[Link, ...]]]] = defaultdict(dict)
         self._tools: defaultdict[Wire, dict[bytes, Tools]] = defaultdict(dict)
+        self._recent: defaultdict[Wire, deque[Chain]] = defaultdict(lambda: deque(maxlen=_NUM_RECENT))
         self._issued: dict[str, IssuedReply] = {}
+        self._texts: dict[str, bytes] = {}
+        """Digests of our replies without calls, by turn."""
+        self._digests: set[bytes] = set()
+        """Of all replies of ours."""
+        self._flattened: dict[bytes, bytes] = {}
+        """Digests of our replies that have reasoning, by what they are when that is put in front of the text."""
 
     def history(self, call: ModelCall, dialect: Dialect, count: Count) -> History:
         """The history of a request. Raises CallError where one of its messages is malformed."""
         converted: dict[int, list[Message]] = {}
+        named: dict[int, list[str | None]] = {}
 
         def convert(index: int) -> list[Message]:
             if index not in converted:
-                where = f"messages[{index - call.num_leading}]" if index >= call.num_leading else "system"
-                converted[index] = dialect.messages(call.messages[index], where, count)
+                converted[index] = dialect.messages(call.messages[index], call.where(index), count)
+                named[index] = [message.pop("turn_id", None) for message in converted[index]]
             return converted[index]
 
-        known = self._links[dialect.wire]
-        for index, raw in enumerate(call.messages):
+        known, recent = self._links[dialect.wire], self._recent[dialect.wire]
+        chain = _continued(recent, call.messages)
+        for index in range(len(chain.messages), len(call.messages)):
+            raw = call.messages[index]
             if raw not in known:
-                known[raw] = tuple(self._link(message, count) for message in convert(index))
-        return History([known[raw] for raw in call.messages], self.paths, convert)
+                messages = convert(index)
+                known[raw] = raw, tuple(map(self._link, messages, named[index], repeat(count)))
+            chain.add(*known[raw], self.paths)
+        recent.appendleft(chain)
+        return History(chain, convert)
 
     def tools(self, call: ModelCall, dialect: Dialect, count: Count) -> Tools:
         """The tools of a request. Raises CallError where one is malformed."""
@@ -122,29 +172,58 @@ class MessageCache:
             known[call.tools] = Tools(digest_of(schemas), schemas)
         return known[call.tools]
 
-    def issue(self, turn_id: str, text: str, calls: Sequence[ToolCall]) -> bytes:
-        """Know a reply of ours again by the ids of its calls. Returns its digest."""
-        digest = _assistant_digest(text, [(call.name, arguments_of(call.arguments)) for call in calls])
-        reply = IssuedReply(turn_id, digest, text.strip(), len(calls))
-        self._issued.update((call.call_id, reply) for call in calls)
+    def issue(self, turn_id: str, text: str, reasoning: str, calls: Sequence[ToolCall]) -> bytes:
+        """Know a reply of ours again. Returns its digest."""
+        called = [(call.name, arguments_of(call.arguments)) for call in calls]
+        digest = _assistant_digest(text, called)
+        self._digests.add(digest)
+        flattened = _flat_digest(reasoning + text, called) if reasoning else b""
+        if reasoning:
+            self._flattened[flattened] = digest
+        if calls:
+            reply = IssuedReply(turn_id, digest, text.strip(), flattened, len(calls))
+            self._issued.update((call.call_id, reply) for call in calls)
+        else:
+            self._texts[turn_id] = digest
         return digest
 
-    def _link(self, message: Message, count: Count) -> Link:
-        role, text, calls = message["role"], message["content"], message.get("tool_calls", ())
+    def _link(self, message: Message, named: str | None, count: Count) -> Link:
+        """The link of a message; `named` is the turn that its client says it is."""
+        role, said, calls = message["role"], message["content"], message.get("tool_calls", ())
         if role != "assistant":
-            return Link(role, digest_of([role, text]))
-        text = _without_reasoning(text)
-        digest = _assistant_digest(text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls])
+            return Link(role, digest_of([role, said]))
+        text = _without_reasoning(said)
+        called = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+        digest = _assistant_digest(text, called)
+        if digest not in self._digests and self._flattened:
+            digest = self._flattened.get(_flat_digest(said, called), digest)
+        if not calls:
+            return Link(role, digest, named if named and self._texts.get(named) == digest else None)
         replies = {self._issued.get(call["id"]) for call in calls}
         reply = replies.pop() if len(replies) == 1 else None
         if reply is None or len(calls) != reply.num_calls:
             return Link(role, digest)
-        if text.strip() not in ("", reply.text):
+        if text.strip() not in ("", reply.text) and digest != reply.digest:
             count("reply_text_edited")
             return Link(role, digest)
         if digest != reply.digest:
             count("echo_differs")
         return Link(role, reply.digest, reply.turn_id)
+
+
+def _continued(recent: deque[Chain], messages: list[bytes]) -> Chain:
+    """A chain with as many of the messages as a recent one begins with. One that it goes on from is recent no more."""
+    best, num_shared = None, 0
+    for chain in recent:
+        shortest = min(len(chain.messages), len(messages))
+        differ = map(ne, chain.messages, messages)
+        num_equal = next((index for index, differs in enumerate(differ) if differs), shortest)
+        if num_equal > num_shared:
+            best, num_shared = chain, num_equal
+        if num_shared and num_equal >= len(chain.messages) - _NUM_TOUCHED:
+            recent.remove(chain)
+            break
+    return Chain(best, num_shared)
 
 
 def digest_of(value: Any) -> bytes:
@@ -159,3 +238,8 @@ def _assistant_digest(text: str, calls: Iterable[tuple[str, Any]]) -> bytes:
 def _without_reasoning(text: str) -> str:
     """Some clients put the reasoning they were given back in front of the text."""
     return text.partition("</think>")[2] if text.lstrip().startswith("<think>") else text
+
+
+def _flat_digest(text: str, calls: Iterable[tuple[str, Any]]) -> bytes:
+    """Digest of a reply whose reasoning stands in front of its text, with or without marks, in whatever spacing."""
+    return digest_of(["".join(_MARKS.sub("", text).split()), list(calls)])

@@ -6,19 +6,22 @@ from typing import Any
 
 import msgspec
 
-from molt.train.engine.protocol import Engine
+from molt.train.engine.protocol import Engine, Grammar
 from molt.train.gateway.call import Dialect, Message, ModelCall
 from molt.train.gateway.call_error import CallError
-from molt.train.gateway.history import digest_of
+from molt.train.gateway.grammar import Reasoning, reply_grammar
+from molt.train.gateway.history import Chain, History, Paths, Tools, digest_of
+from molt.train.gateway.join import join_turns
 from molt.train.gateway.parse import Parser
 from molt.train.gateway.render import Renderer, RenderError
 from molt.train.gateway.sessions import Session
-from molt.train.gateway.turns import Frame, Match
+from molt.train.gateway.turns import RAW_FRAME, Frame, Match
 
 _OFFLOAD_CHARS = 32 * 1024
 """More new text than this is rendered and encoded in a thread, so that other requests go on."""
 _OPENING_TOKENS = 8
 """Tokens at a prompt's end among which the template may open the reasoning."""
+_NO_TOOLS = Tools(b"", [])
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +38,16 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Control tokens that no client sees."""
 
 
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call says, in the terms of its session: enough to know it again, nothing rendered yet."""
+
+    history: History
+    tools: Tools
+    frame: Frame
+    request: int
+    """Path of the messages, and of the beginning of the reply where the client gave one."""
+
+
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """A call, ready to be sampled."""
 
@@ -48,47 +61,140 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     """The whole prompt: the parent's row, then `context_ids`."""
     opens_reasoning: bool
+    grammar: Grammar | None
+    """What bounds the reply; None: it is free."""
+    tools: list[dict[str, Any]] = []
+    """Function schemas that the reply may call."""
+    is_raw: bool = False
+    """Given as text or token ids: the reply is text, whatever it spells."""
 
 
-async def prepare(model: Model, session: Session, call: ModelCall, dialect: Dialect) -> Prompt:
+def read_conversation(session: Session, call: ModelCall, dialect: Dialect) -> Conversation:
+    """Read the call's messages and tools. Records nothing.
+
+    Raises:
+        CallError: A message or a tool is malformed.
+    """
+    cache = session.tree.messages
+    if call.raw_prompts:
+        return _read_raw(cache.paths, call.raw_prompts)
+    tools = cache.tools(call, dialect, session.count)
+    history = cache.history(call, dialect, session.count)
+    request = history.paths[-1]
+    return Conversation(
+        history=history,
+        tools=tools,
+        frame=Frame(history.system, tools.digest, bool(tools.schemas)),
+        request=cache.paths.after(request, digest_of(call.prefill)) if call.prefill else request,
+    )
+
+
+async def prepare_each(model: Model, session: Session, call: ModelCall, conversation: Conversation) -> list[Prompt]:
+    """The call's prompt, or each of its raw prompts. Records nothing.
+
+    Raises:
+        CallError: A prompt cannot be made.
+    """
+    if not call.raw_prompts:
+        return [await prepare(model, session, call, conversation)]
+    return [
+        await _prepare_raw(
+            model, session, call, raw, where="prompt" if len(call.raw_prompts) == 1 else f"prompt[{index}]"
+        )
+        for index, raw in enumerate(call.raw_prompts)
+    ]
+
+
+async def prepare(model: Model, session: Session, call: ModelCall, conversation: Conversation) -> Prompt:
     """Find what the call continues, and make its prompt. Records nothing.
 
     Raises:
-        CallError: A message or a tool is malformed, or the template cannot render them.
+        CallError: The template cannot render its messages, or the request demands a reply that cannot be.
     """
-    cache, renderer = session.tree.messages, model.renderer
-    tools = cache.tools(call, dialect, session.count)
-    history = cache.history(call, dialect, session.count)
-    frame = Frame(history.system, tools.digest, bool(tools.schemas))
+    history, tools, frame, renderer = conversation.history, conversation.tools, conversation.frame, model.renderer
     match = session.tree.match(history, frame)
     context_ids = None
     if match.parent:
         try:
-            messages = history.messages(match.last_link)
+            messages = _turns(call, history, after=match.last_link)
             context_ids = await _render(renderer.delta, messages, tools.schemas, call.template_kwargs)
         except RenderError:
             match = Match(opened_by="delta_unrenderable")
         else:
-            if context_ids and context_ids[0] == match.parent.last_token and context_ids[0] in renderer.end_token_ids:
-                del context_ids[0]
+            ends = renderer.end_token_ids
+            if context_ids and context_ids[0] in ends and match.parent.last_token in ends:
+                del context_ids[0]  # the turn was ended when it was sampled, by this token or another that ends turns
     if context_ids is None:
         try:
-            messages = history.messages()
+            messages = _turns(call, history)
             context_ids = await _render(renderer.first_prompt, messages, tools.schemas, call.template_kwargs)
         except RenderError as error:
-            raise CallError("invalid_request", str(error), param="messages") from error
-    opens_reasoning = renderer.decode(context_ids[-_OPENING_TOKENS:]).rstrip().endswith(model.parser.opens_reasoning)
+            raise CallError("invalid_request", str(error), param=error.param) from error
+    reasoning = _reasoning(model, context_ids) if not call.prefill else "none"
     if call.prefill:
         context_ids += renderer.encode(call.prefill)
     return Prompt(
         match=match,
         frame=frame,
         path=history.paths[-1],
-        request=cache.paths.after(history.paths[-1], digest_of(call.prefill)) if call.prefill else history.paths[-1],
+        request=conversation.request,
         context_ids=context_ids,
         token_ids=session.tree.prompt(match.parent, context_ids),
-        opens_reasoning=opens_reasoning and not call.prefill,
+        opens_reasoning=reasoning == "open",
+        tools=tools.schemas,
+        grammar=reply_grammar(call, tools.schemas, parser=model.parser, reasoning=reasoning, session=session),
     )
+
+
+def _read_raw(paths: Paths, prompts: Sequence[str | list[int]]) -> Conversation:
+    request = 0
+    for prompt in prompts:
+        request = paths.after(request, digest_of(prompt))
+    return Conversation(history=History(Chain(), lambda _: []), tools=_NO_TOOLS, frame=RAW_FRAME, request=request)
+
+
+async def _prepare_raw(model: Model, session: Session, call: ModelCall, raw: str | list[int], *, where: str) -> Prompt:
+    """The prompt that a text or a list of token ids is. It continues the row that its ids begin with."""
+    renderer, tree = model.renderer, session.tree
+    if isinstance(raw, list):
+        token_ids = raw
+    elif len(raw) > _OFFLOAD_CHARS:
+        token_ids = await asyncio.to_thread(renderer.encode_raw, raw)
+    else:
+        token_ids = renderer.encode_raw(raw)
+    if not token_ids:
+        raise CallError("invalid_request", "the prompt is empty: send at least one token", param=where)
+    if max(token_ids) >= renderer.vocab_size:
+        message = f"the prompt has token id {max(token_ids)}: the model's ids are below {renderer.vocab_size}"
+        raise CallError("invalid_request", message, param=where)
+    request = tree.messages.paths.after(0, digest_of(raw))
+    match = tree.match_tokens(token_ids, request)
+    parent_length = match.parent.row_length if match.parent else 0
+    return Prompt(
+        match=match,
+        frame=RAW_FRAME,
+        path=request,
+        request=request,
+        context_ids=token_ids[parent_length:],
+        token_ids=token_ids,
+        opens_reasoning=False,
+        grammar=reply_grammar(call, (), parser=model.parser, reasoning="none", session=session),
+        is_raw=True,
+    )
+
+
+def _turns(call: ModelCall, history: History, *, after: int = -1) -> list[Message]:
+    messages = history.messages(after)
+    return join_turns(messages) if call.joins_turns else messages
+
+
+def _reasoning(model: Model, context_ids: list[int]) -> Reasoning:
+    """Whether the reply to a prompt that ends like this may begin with reasoning."""
+    parser, end = model.parser, model.renderer.decode(context_ids[-_OPENING_TOKENS:]).rstrip()
+    if parser.opens_reasoning and end.endswith(parser.opens_reasoning):
+        return "open"
+    knows_none = parser.opens_reasoning not in model.renderer.control_tokens
+    return "none" if knows_none or end.endswith(parser.closes_reasoning) else "optional"
 
 
 async def _render(

@@ -28,8 +28,22 @@ _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_templ
 _CONTROL_LOOK = re.compile(r"[<\[|].+[>\]|]", re.DOTALL)
 
 
+_PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
+}
+
+
 class RenderError(ValueError):
-    """The chat template cannot render these messages."""
+    """The chat template cannot render these messages, or whatever else `param` names."""
+
+    param = "messages"
+
+
+class ToolsError(RenderError):
+    """The chat template has no place for tools."""
+
+    param = "tools"
 
 
 class Renderer(Protocol):
@@ -40,6 +54,8 @@ class Renderer(Protocol):
     control_tokens: dict[str, int]
     hidden_token_ids: frozenset[int]
     """Control tokens that are no text: turn marks, padding and the like."""
+    vocab_size: int
+    """One more than the largest token id."""
 
     def first_prompt(
         self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
@@ -57,6 +73,10 @@ class Renderer(Protocol):
         """Token ids of plain text; what spells a control token is text."""
         ...
 
+    def encode_raw(self, text: str) -> list[int]:
+        """Token ids of a whole prompt: control tokens count as such, and a mark that begins every text is added."""
+        ...
+
     def decode(self, token_ids: list[int]) -> str:
         """Text of tokens, control tokens spelled out."""
         ...
@@ -71,7 +91,8 @@ class ChatRenderer:
         Raises:
             ConfigError: There is no fast tokenizer, or no chat template, or the template cannot render a user message.
         """
-        self._load(str(model_path))
+        self.model_path = str(model_path)
+        self._load(self.model_path)
         # Content that spells a control token is broken after the token's first character: the halves, encoded apart,
         # cannot become the token. The break is unguessable, so no content can contain it.
         self._break = "B" + secrets.token_hex(12)
@@ -82,15 +103,20 @@ class ChatRenderer:
         self._short_prompt = lru_cache(_NUM_REMEMBERED)(lambda key: self._first_prompt(*msgspec.json.decode(key)))
         self._short_delta = lru_cache(_NUM_REMEMBERED)(lambda key: self._delta(*msgspec.json.decode(key)))
         self._delta_needs_tools = False
+        self.knows_tools = True
+        """The template has a place for tools."""
         try:
             self.first_prompt([{"role": "user", "content": "a"}], [], {})
         except RenderError as error:
             raise ConfigError(
                 f"model.path {str(model_path)!r}: {error}; give a model whose template is whole"
             ) from None
+        self.knows_tools = self._writes_tools()
         terminator = self._probe_delta()
-        if terminator is not None and terminator in self.control_tokens.values():
-            self.end_token_ids |= {terminator}
+        self.terminator = terminator if terminator in self.control_tokens.values() else None
+        """The token by which the template ends an assistant's turn; None where it uses none, or has no delta."""
+        if self.terminator is not None:
+            self.end_token_ids |= {self.terminator}
 
     def first_prompt(
         self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
@@ -121,7 +147,7 @@ class ChatRenderer:
         whole = self._render([*history, message], tools, {}, add_generation_prompt=False)
         if not whole.startswith(prompt):
             raise RenderError("the chat template does not write a reply behind its own generation prompt")
-        token_ids = self._encode_template(whole[len(prompt) :])
+        token_ids = self.encode_guarded(whole[len(prompt) :])
         end = next((index for index, token_id in enumerate(token_ids) if token_id in self.end_token_ids), None)
         if end is None:
             raise RenderError("the chat template does not end a reply by an end token of the model")
@@ -133,7 +159,11 @@ class ChatRenderer:
 
     def encode(self, text: str) -> list[int]:
         """See `Renderer.encode`."""
-        return self._encode_template(self._guard(text))
+        return self.encode_guarded(self.guard(text))
+
+    def encode_raw(self, text: str) -> list[int]:
+        """See `Renderer.encode_raw`."""
+        return self._backend.encode(text).ids
 
     def decode(self, token_ids: list[int]) -> str:
         """See `Renderer.decode`."""
@@ -142,7 +172,7 @@ class ChatRenderer:
     def _first_prompt(
         self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
     ) -> list[int]:
-        return self._encode_template(self._render(messages, tools, template_kwargs))
+        return self.encode_guarded(self._render(messages, tools, template_kwargs))
 
     def _delta(
         self, messages: Sequence[Message], tools: list[dict[str, Any]], template_kwargs: dict[str, Any]
@@ -152,7 +182,7 @@ class ChatRenderer:
         parts = text.split(self._sentinel)
         if len(parts) != 2:
             raise RenderError("the chat template does not write an assistant's text as it is")
-        return self._encode_template(parts[1])
+        return self.encode_guarded(parts[1])
 
     def _load(self, path: str) -> None:
         try:
@@ -166,8 +196,10 @@ class ChatRenderer:
                 f"model.path {path!r} has no chat template: "
                 "add chat_template to tokenizer_config.json, or use a chat model"
             )
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        """The Hugging Face tokenizer, for libraries that want one."""
         self._backend = tokenizer.backend_tokenizer
+        self.vocab_size = 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
         self.control_tokens: dict[str, int] = {
             token.content: token_id
             for token_id, token in self._backend.get_added_tokens_decoder().items()
@@ -182,14 +214,21 @@ class ChatRenderer:
             token_id for token_id in [*ends, tokenizer.eos_token_id] if isinstance(token_id, int)
         )
 
+    def _writes_tools(self) -> bool:
+        messages = [{"role": "user", "content": "a"}]
+        try:
+            return self._render(messages, [_PROBE_TOOL], {}) != self._render(messages, [], {})
+        except RenderError:
+            return False
+
     def _probe_delta(self) -> int | None:
         """Find out whether the delta depends on the tools, and which token ends an assistant message."""
         messages = [{"role": "user", "content": "a"}]
-        schema = {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}}
         try:
             plain = self.delta(messages, [], {})
-            self._delta_needs_tools = True
-            self._delta_needs_tools = self.delta(messages, [{"type": "function", "function": schema}], {}) != plain
+            if self.knows_tools:
+                self._delta_needs_tools = True
+                self._delta_needs_tools = self.delta(messages, [_PROBE_TOOL], {}) != plain
         except RenderError:
             return None
         return plain[0] if plain else None
@@ -213,12 +252,14 @@ class ChatRenderer:
     ) -> str:
         if taken := _RESERVED & template_kwargs.keys():
             raise RenderError(f"{min(taken)!r} is no argument of a chat template")
+        if tools and not self.knows_tools:
+            raise ToolsError("the model's chat template has no place for tools: send none, or serve another model")
         if self._folds_system:
             messages = _fold_late_system(messages)
         try:
-            return self._tokenizer.apply_chat_template(
-                self._guard(list(messages)),
-                tools=self._guard(tools) or None,
+            return self.tokenizer.apply_chat_template(
+                self.guard(list(messages)),
+                tools=self.guard(tools) or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 **template_kwargs,
@@ -226,15 +267,16 @@ class ChatRenderer:
         except _TEMPLATE_ERRORS as error:
             raise RenderError(f"the chat template cannot render the messages: {error}") from error
 
-    def _guard(self, value: Any) -> Any:
-        """`value` with every spelled control token in its strings broken."""
+    def guard(self, value: Any) -> Any:
+        """`value` with every spelled control token in its strings broken; only `encode_guarded` takes it."""
         if isinstance(value, str):
             return self._spelled.sub(lambda found: found[0][0] + self._break + found[0][1:], value)
         if isinstance(value, dict):
-            return {key: self._guard(item) for key, item in value.items()}
-        return [self._guard(item) for item in value] if isinstance(value, list) else value
+            return {self.guard(key): self.guard(item) for key, item in value.items()}
+        return [self.guard(item) for item in value] if isinstance(value, list) else value
 
-    def _encode_template(self, text: str) -> list[int]:
+    def encode_guarded(self, text: str) -> list[int]:
+        """Token ids of text whose control tokens count, but where the guard broke them."""
         encodings = [self._backend.encode(piece, add_special_tokens=False) for piece in text.split(self._break)]
         return encodings[0].ids if len(encodings) == 1 else [i for encoding in encodings for i in encoding.ids]
 

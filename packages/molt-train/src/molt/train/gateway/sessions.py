@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 from molt.agents.protocol import SamplingParams
+from molt.train.gateway.attempts import Attempts
+from molt.train.gateway.past import Past
 from molt.train.gateway.turns import TurnTree
 from molt.train.records.turn import Turn
 
@@ -37,16 +39,21 @@ class Session:
         key_digest: bytes,
         sampling: SamplingParams,
         policy: SamplingPolicy,
+        expected_sampling: SamplingParams,
         metadata: dict[str, Any],
     ) -> None:
         self.session_id = session_id
         self.state: Literal["open", "closed"] = "open"
         self.sampling = sampling
         self.policy: SamplingPolicy = policy
+        self.expected_sampling = expected_sampling
+        """What the loss takes the turns to be sampled with; those sampled otherwise are flagged as off-policy."""
         self.metadata = metadata
         self.counters: dict[str, int] = Counter()
         """Everything forked, dropped, clamped or ignored, under a named reason."""
         self.tree = TurnTree()
+        self.attempts = Attempts(self.count)
+        self.past = Past()
         self.slots: asyncio.Semaphore | None = None
         """Bounds the requests at once; made by the gateway, which knows the bound."""
         self._key_digest = key_digest
@@ -88,7 +95,9 @@ class Session:
             await asyncio.gather(*(generation.abort() for generation in tuple(self._running)))
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await self._idle.wait()
+        self.attempts.seal()
         self.tree.seal()
+        self.past = Past()
 
 
 class Sessions:
@@ -98,9 +107,14 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
 
     def open(
-        self, *, sampling: SamplingParams, policy: SamplingPolicy, metadata: dict[str, Any] | None = None
+        self,
+        *,
+        sampling: SamplingParams,
+        policy: SamplingPolicy,
+        expected_sampling: SamplingParams | None = None,
+        metadata: dict[str, Any] | None = None,
     ) -> tuple[Session, str]:
-        """Open a session.
+        """Open a session. `expected_sampling` is what the loss takes its turns to be sampled with; None: `sampling`.
 
         Returns:
             The session, and its API key in plain text, which is kept nowhere.
@@ -111,6 +125,7 @@ class Sessions:
             key_digest=_digest(key),
             sampling=sampling,
             policy=policy,
+            expected_sampling=expected_sampling or sampling,
             metadata=metadata or {},
         )
         self._sessions[session.session_id] = session

@@ -5,16 +5,14 @@ that its messages begin with; what it changes earlier than that opens a row of i
 """
 
 from array import array
-from collections import OrderedDict
-from typing import Any
 
 import msgspec
 
 from molt.train.gateway.call import Reply
 from molt.train.gateway.history import History, MessageCache
+from molt.train.gateway.token_rows import TokenRows
 from molt.train.records.turn import Turn, TurnStatus, Wire
 
-_MAX_CACHED_ROWS = 4
 _ID_BYTES = array("i").itemsize
 
 
@@ -25,6 +23,10 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     """Path of the leading system messages."""
     tools: bytes
     has_tools: bool
+
+
+RAW_FRAME = Frame(system=0, tools=b"raw", has_tools=False)
+"""Of prompts that are no messages."""
 
 
 class TurnNode(msgspec.Struct, kw_only=True, eq=False, gc=False):
@@ -40,9 +42,10 @@ class TurnNode(msgspec.Struct, kw_only=True, eq=False, gc=False):
     response_id: str
     root_id: str
     """The turn that opened the segment: names the branch."""
-    sampling: dict[str, Any]
+    sampling: bytes
+    """JSON, as `client` is: nothing for garbage collection to visit."""
     off_policy: tuple[str, ...]
-    client: dict[str, str]
+    client: bytes
     prompt_length: int
     context_ids: bytes
     token_ids: bytes
@@ -55,6 +58,11 @@ class TurnNode(msgspec.Struct, kw_only=True, eq=False, gc=False):
     has_child: bool = False
     twin: "TurnNode | None" = None
     """The turn recorded before this one whose path reads the same."""
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of its row: the prompt and the sample."""
+        return self.prompt_length + len(self.token_ids) // _ID_BYTES
 
     @property
     def last_token(self) -> int | None:
@@ -77,6 +85,11 @@ def pack_floats(values: list[float]) -> bytes:
     return array("d", values).tobytes()
 
 
+def unpack_floats(packed: bytes) -> list[float]:
+    """Log-probs again."""
+    return array("d", packed).tolist()
+
+
 class Match(msgspec.Struct, frozen=True):
     """Where a request goes on."""
 
@@ -85,6 +98,8 @@ class Match(msgspec.Struct, frozen=True):
     """Index of the history's link that is the parent's reply."""
     opened_by: str | None = None
     """Why there is no parent."""
+    diverged: str | None = None
+    """Why an assistant message behind the parent's reply is none of ours; None where there is no such message."""
 
 
 class TurnTree:
@@ -94,57 +109,87 @@ class TurnTree:
         self.nodes: list[TurnNode] = []
         self.messages = MessageCache()
         self._by_path: dict[int, TurnNode] = {}
-        self._requests: set[tuple[int, Frame]] = set()
-        self._rows: OrderedDict[str, list[int]] = OrderedDict()
+        self._requests: dict[tuple[int, Frame], TurnNode] = {}
+        """The last turn recorded of each request."""
         self._has_root = False
+        self._token_rows = TokenRows[TurnNode]()
 
     def match(self, history: History, frame: Frame) -> Match:
         """The longest recorded path that the request extends, or why it extends none."""
-        named = {link.turn_id for link in history.links if link.turn_id is not None}
-        changed = None
-        for index in range(len(history.links) - 1, history.num_system - 1, -1):
-            link = history.links[index]
-            twins = self._twins(history.paths[index - history.num_system + 1]) if link.role == "assistant" else []
+        links, first = history.links, history.num_system
+        reasons: list[str] = []
+        for index in range(len(links) - 1, first - 1, -1):
+            if links[index].role != "assistant":
+                continue
+            twins = self._twins(history.paths[index - first + 1])
             if candidates := [node for node in twins if node.frame == frame]:
-                return Match(parent=_likeliest(candidates, named), last_link=index)
-            if twins and changed is None:
-                changed = "system_changed" if twins[0].frame.system != frame.system else "tools_changed"
-        return Match(opened_by=changed or self._reason(history, frame))
+                diverged = reasons[-1] if reasons else None
+                return Match(parent=_likeliest(candidates, history), last_link=index, diverged=diverged)
+            reasons.append(self._unknown(history.paths[index - first], frame, twins))
+        changes = [reason for reason in reasons if reason in ("system_changed", "tools_changed")]
+        if reasons:
+            return Match(opened_by=changes[0] if changes else reasons[-1])
+        is_known = (history.paths[-1], frame) in self._requests
+        return Match(opened_by="resampled" if is_known else "new_conversation")
+
+    def match_tokens(self, token_ids: list[int], request: int) -> Match:
+        """The longest recorded row that a raw prompt begins with, or why it begins with none."""
+        self._token_rows.learn(self.nodes)
+        if parent := self._token_rows.find(pack(token_ids)):
+            return Match(parent=parent)
+        return Match(opened_by="resampled" if (request, RAW_FRAME) in self._requests else "new_conversation")
 
     def prompt(self, parent: TurnNode | None, context_ids: list[int]) -> list[int]:
         """The token ids that the engine is given: the parent's row, then the context."""
-        return [*self._row(parent), *context_ids] if parent else list(context_ids)
+        if parent is None:
+            return list(context_ids)
+        row = b"".join([packed for turn in _path(parent) for packed in (turn.context_ids, turn.token_ids)])
+        return unpack(row) + context_ids
 
     def add(self, node: TurnNode) -> None:
         """Record a turn that no request can continue, since its client was never given the whole of it."""
         if node.parent is None and not self._has_root:
             node.opened_by = "start"
         self.nodes.append(node)
+        self._requests[node.request, node.frame] = node
 
-    def publish(self, node: TurnNode, prompt: list[int], path: int, reply: Reply, prefill: str = "") -> str | None:
+    def publish(self, node: TurnNode, match: Match, path: int, reply: Reply, prefill: str = "") -> str | None:
         """Record a turn that requests can continue. `path` is that of the messages it answers.
 
         Returns:
-            What to count it under where it is not the first to continue its parent.
+            What to count it under where it is not the first to continue its parent, or not from where the parent ends.
         """
         self.nodes.append(node)
-        fork = self._fork(node)
-        digest = self.messages.issue(node.turn_id, prefill + reply.content, reply.calls)
+        fork = self._fork(node, match)
+        digest = self.messages.issue(node.turn_id, prefill + reply.content, reply.reasoning, reply.calls)
         path = self.messages.paths.after(path, digest)
         node.twin = self._by_path.get(path)
         self._by_path[path] = node
-        self._requests.add((node.request, node.frame))
-        if node.parent:
-            self._rows.pop(node.parent.turn_id, None)
-        self._keep_row(node, prompt + unpack(node.token_ids))
+        self._requests[node.request, node.frame] = node
         return fork
+
+    def mark(self, node: TurnNode, status: TurnStatus) -> None:
+        """Note that a reply was handed over, or was not after all."""
+        node.status = status
+
+    def adopt(self, node: TurnNode) -> bool:
+        """Note that a request continues a turn, which proves that its client has it.
+
+        Returns:
+            Whether nothing else had said so.
+        """
+        node.continued = True
+        is_news = node.status == "undelivered"
+        if is_news:
+            self.mark(node, "delivered")
+        return is_news
 
     def seal(self) -> None:
         """Keep the turns only: no request is to be matched any more."""
         self.messages = MessageCache()
         self._by_path.clear()
         self._requests.clear()
-        self._rows.clear()
+        self._token_rows = TokenRows()
 
     def turns(self, session_id: str) -> list[Turn]:
         """The turns as records."""
@@ -164,29 +209,34 @@ class TurnTree:
                 prompt_length=node.prompt_length,
                 context_ids=unpack(node.context_ids),
                 token_ids=unpack(node.token_ids),
-                logprobs=array("d", node.logprobs).tolist(),
+                logprobs=unpack_floats(node.logprobs),
                 versions=unpack(node.versions),
-                sampling=node.sampling,
+                sampling=msgspec.json.decode(node.sampling),
                 off_policy=list(node.off_policy),
-                client=node.client,
+                client=msgspec.json.decode(node.client),
             )
             for node in self.nodes
         ]
 
-    def _fork(self, node: TurnNode) -> str | None:
+    def _fork(self, node: TurnNode, match: Match) -> str | None:
         if node.parent is None:
             if not self._has_root:
-                self._has_root, node.opened_by = True, "start"
+                self._has_root = True
+                node.opened_by = "start" if node.opened_by != "cut_turn_echoed" else node.opened_by
             return None
         first, node.parent.has_child = not node.parent.has_child, True
+        if match.diverged is not None:
+            return f"forks.{match.diverged}"
         if first:
             return None
         return "forks.resampled" if (node.request, node.frame) in self._requests else "forks.branched"
 
-    def _reason(self, history: History, frame: Frame) -> str:
-        if history.has_reply:
-            return "history_rewritten"
-        return "resampled" if (history.paths[-1], frame) in self._requests else "new_conversation"
+    def _unknown(self, before: int, frame: Frame, twins: list[TurnNode]) -> str:
+        """Why an assistant message behind the path `before` is no turn under `frame`; `twins` are, under others."""
+        if twins:
+            return "system_changed" if twins[0].frame.system != frame.system else "tools_changed"
+        asked = self._requests.get((before, frame))
+        return "cut_turn_echoed" if asked is not None and asked.status != "delivered" else "history_rewritten"
 
     def _twins(self, path: int) -> list[TurnNode]:
         """Turns whose path reads the same, the latest first."""
@@ -195,18 +245,6 @@ class TurnTree:
             twins.append(node)
             node = node.twin
         return twins
-
-    def _row(self, node: TurnNode) -> list[int]:
-        row = self._rows.get(node.turn_id)
-        if row is None:
-            row = unpack(b"".join([packed for turn in _path(node) for packed in (turn.context_ids, turn.token_ids)]))
-            self._keep_row(node, row)
-        return row
-
-    def _keep_row(self, node: TurnNode, row: list[int]) -> None:
-        self._rows[node.turn_id] = row
-        if len(self._rows) > _MAX_CACHED_ROWS:
-            self._rows.popitem(last=False)
 
     def _adopted(self) -> set[str]:
         """Turns that a later request continued, and of the requests with none such the last delivered sample."""
@@ -237,10 +275,11 @@ def _path(node: TurnNode) -> list[TurnNode]:
     return path[::-1]
 
 
-def _likeliest(candidates: list[TurnNode], named: set[str]) -> TurnNode:
+def _likeliest(candidates: list[TurnNode], history: History) -> TurnNode:
     """Of turns that read the same, the latest first: the one whose path has most of the turns that a request names."""
     if len(candidates) == 1:
         return candidates[0]
+    named = {link.turn_id for link in history.links}
     return max(
         candidates, key=lambda node: (len(named & {turn.turn_id for turn in _path(node)}), node.status == "delivered")
     )

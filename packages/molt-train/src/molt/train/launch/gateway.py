@@ -18,8 +18,10 @@ from molt.train.engine.router import Router
 from molt.train.engine.scripted_tokenizer import scripted_tokenizer
 from molt.train.experience import LocalPayloadStore
 from molt.train.launch.environment import open_folder, ray
+from molt.train.launch.event_loop import run
 from molt.train.launch.parts import make_events, make_fleet, make_front
 from molt.train.launch.preflight import Preflight, load_renderer, require
+from molt.train.launch.reply_format import choose_parser
 from molt.train.pool.ledger import Ledger
 from molt.train.server import bind
 
@@ -45,17 +47,18 @@ def run_gateway(config: Config, *, script: Script | None) -> None:
         require(config, "model.path", "server.token")
         lines = read_script(script.lines) if script else []
         renderer = load_renderer(config.model.path)
+        parser = choose_parser(config.model, renderer)
         sock = bind(config.server.host, config.server.port, token=config.server.token)
-        checked = Preflight(tasks=[], eval_tasks=[], renderer=renderer, sock=sock)
+        checked = Preflight(tasks=[], eval_tasks=[], renderer=renderer, parser=parser, sock=sock)
         folder = open_folder(config, secret=config.server.token)
         if script is None:
             with ray(config, folder):
-                asyncio.run(_serve(config, checked, folder, None))
+                run(_serve(config, checked, folder, None))
         else:
             engine = ScriptedEngine(
                 lines, config.model.path, max_model_len=config.engine.max_model_len, log_path=script.log
             )
-            asyncio.run(_serve(config, checked, folder, engine))
+            run(_serve(config, checked, folder, engine))
 
 
 def _replace(config: Config, section: str, **values: str) -> Config:

@@ -16,7 +16,6 @@ from molt.train.controller.rollouts import DeskSettings, RolloutDesk
 from molt.train.engine.protocol import Engine
 from molt.train.experience import PayloadStore
 from molt.train.gateway.app import Gateway
-from molt.train.gateway.parse import HermesParser
 from molt.train.gateway.sessions import Sessions
 from molt.train.launch.preflight import Preflight
 from molt.train.observe.metrics import Metrics
@@ -77,7 +76,7 @@ def make_front(
         sessions,
         engine=engine,
         renderer=checked.renderer,
-        parser=HermesParser(),
+        parser=checked.parser,
         settings=config.gateway,
         model_name=config.model.name,
         max_model_len=config.engine.max_model_len,
@@ -92,7 +91,7 @@ def make_front(
         admit=admission,
         progress=progress,
     )
-    server = HttpServer(create_app(desk, gateway.asgi, metrics, token=token), checked.sock)
+    server = HttpServer(create_app(desk, gateway.asgi, metrics, token=token), checked.sock, config.gateway)
     metrics.gauge("open_groups", "Train groups that workers are still to finish").set_function(lambda: pool.num_open)
     metrics.gauge("ready_groups", "Complete train groups that wait to be taken").set_function(lambda: pool.num_ready)
     metrics.gauge("leases_granted", "Leases since the server started").set_function(lambda: desk.num_leases)

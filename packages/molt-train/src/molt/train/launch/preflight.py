@@ -8,7 +8,10 @@ from pathlib import Path
 
 from molt.train.config import Config, check
 from molt.train.errors import ConfigError
+from molt.train.gateway.parse import Parser
 from molt.train.gateway.render import ChatRenderer
+from molt.train.gateway.render_library import FamilyRenderer
+from molt.train.launch.reply_format import choose_parser
 from molt.train.pool.tasks import load_tasks
 from molt.train.records.rollout import Task
 from molt.train.server import bind
@@ -32,6 +35,7 @@ class Preflight:
     tasks: list[Task]
     eval_tasks: list[Task]
     renderer: ChatRenderer
+    parser: Parser
     sock: socket.socket
     """Bound, not yet listened on."""
 
@@ -43,11 +47,12 @@ def preflight(config: Config, *, local_workers: bool) -> Preflight:
     tasks = load_tasks(Path(config.data.path))
     eval_tasks = load_tasks(Path(config.data.eval_path)) if config.data.eval_path else []
     renderer = load_renderer(config.model.path)
+    parser = choose_parser(config.model, renderer)
     if local_workers:
         require(config, "agent.path")
         _check_agent(config.agent.path)
     sock = bind(config.server.host, config.server.port, token=config.server.token)
-    return Preflight(tasks=tasks, eval_tasks=eval_tasks, renderer=renderer, sock=sock)
+    return Preflight(tasks=tasks, eval_tasks=eval_tasks, renderer=renderer, parser=parser, sock=sock)
 
 
 def require(config: Config, *keys: str) -> None:
@@ -63,7 +68,7 @@ def load_renderer(model_path: str) -> ChatRenderer:
     looks_local = model_path.startswith((".", "/", "~")) or model_path.count("/") > 1
     if looks_local and not Path(model_path).is_dir():
         raise ConfigError(f"model.path is {model_path!r}, which is no folder")
-    return ChatRenderer(model_path)
+    return FamilyRenderer(model_path)
 
 
 def _check_agent(path: str) -> None:

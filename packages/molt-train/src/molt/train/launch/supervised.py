@@ -1,6 +1,5 @@
 """`molt-train sft`."""
 
-import asyncio
 import logging
 import shutil
 import time
@@ -11,6 +10,7 @@ from molt.train.config import Config, check
 from molt.train.controller.run_folder import RunFolder
 from molt.train.controller.supervised import read_conversations, to_rows, train_supervised
 from molt.train.launch.environment import open_folder, ray
+from molt.train.launch.event_loop import run
 from molt.train.launch.parts import make_actor
 from molt.train.launch.preflight import load_renderer, require
 from molt.train.observe.journal import Journal
@@ -33,7 +33,7 @@ def run_supervised(config: Config) -> dict[str, Any]:
     rows = to_rows(conversations, load_renderer(config.model.path), path=config.data.path)
     folder = open_folder(config, secret="")
     with ray(config, folder):
-        return asyncio.run(_train(config, rows, folder))
+        return run(_train(config, rows, folder))
 
 
 async def _train(config: Config, rows: list[Payload], folder: RunFolder) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from molt.train.controller.workers import LocalWorkers
 from molt.train.engine.router import Router
 from molt.train.errors import RunError
 from molt.train.launch.environment import make_folder, open_folder, ray, worker_environment
+from molt.train.launch.event_loop import run
 from molt.train.launch.parts import Front, make_actor, make_events, make_fleet, make_front
 from molt.train.launch.preflight import Preflight, preflight
 from molt.train.observe.journal import Journal
@@ -43,7 +44,7 @@ def run_training(config: Config, *, local_workers: bool) -> dict[str, Any]:
     with contextlib.closing(Ledger(make_folder(config).ledger)) as ledger:
         folder = open_folder(config, secret=token)
         with ray(config, folder):
-            asyncio.run(_train(config, checked, folder, ledger, token=token, local_workers=local_workers))
+            run(_train(config, checked, folder, ledger, token=token, local_workers=local_workers))
     return folder.summarise(seconds=time.monotonic() - started)
 
 
@@ -73,7 +74,11 @@ async def _train(
             store=store,
             engine=router,
             token=token,
-            progress=lambda: {"policy_version": serving.version, "num_updates": config.train.num_updates},
+            progress=lambda: {
+                "policy_version": serving.version,
+                "num_updates": config.train.num_updates,
+                "prefix_hit_rate": round(router.prefix_hit_rate, 4),
+            },
         )
         stall = _stall_guard(config, front, router)
         view = ProgressView(config.train.num_updates)

@@ -1,12 +1,15 @@
 """Logging of Molt's own loggers to stderr and to a file of the run folder, with secrets redacted."""
 
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 LOGGER_NAME = "molt"
 REDACTED = "[redacted]"
+_CREDENTIALS = re.compile(r"""(?i)(\b(?:bearer|x-api-key)\b["']?[\s:=,]*(?:b(?=["']))?["']?)[^\s"',)]{8,}""")
+"""What stands behind the names under which keys travel: those of sessions are on no list."""
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -36,7 +39,7 @@ def configure_logging(log_file: Path | None, *, secrets: Sequence[str] = (), lev
 
 
 class RedactingFormatter(logging.Formatter):
-    """Replaces secrets in the finished line: there they are found in arguments and tracebacks as well."""
+    """Replaces secrets, and keys as HTTP carries them, in the finished line: it has arguments and tracebacks in it."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         super().__init__(_FORMAT)
@@ -48,7 +51,7 @@ class RedactingFormatter(logging.Formatter):
         line = super().format(record)
         for secret in self._secrets:
             line = line.replace(secret, REDACTED)
-        return line
+        return _CREDENTIALS.sub(rf"\1{REDACTED}", line)
 
 
 class _StderrHandler(logging.StreamHandler):

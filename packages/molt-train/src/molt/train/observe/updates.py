@@ -10,6 +10,7 @@ _GAUGES = {
     "loss": "Loss of the last update",
     "grad_norm": "Gradient norm of the last update, before clipping",
     "logprob_gap_max": "Largest difference of recorded and recomputed log-probs in the last window",
+    "prefix_hit_rate": "Prompt tokens that engines had in their prefix caches during the last update, as a fraction",
     "staleness_mean": "Mean staleness of the last window's action tokens, in policy versions",
     "staleness_max": "Largest staleness in the last window, in policy versions",
 }

@@ -96,6 +96,10 @@ class LedgerReader:
         row = self._db.execute(f"{_RECORDING} {where}", (session_id,)).fetchone()
         return None if row is None else _recording(*row)
 
+    def recordings(self) -> Iterator[Recording]:
+        """What every closed session recorded, in the order of closing."""
+        return (_recording(*row) for row in self._db.execute(f"{_RECORDING} ORDER BY recording_id"))
+
     def events(self) -> Iterator[EventRow]:
         """Every event, in order."""
         rows = self._db.execute("SELECT time, kind, detail FROM events ORDER BY event_id")

@@ -19,7 +19,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[int | None]
     trained: bool
     untrained_reason: str | None = None
-    """Why the segment is not trained (`auxiliary`, `not_adopted`, `no_actions`, ...)."""
+    """Why the segment is not trained (`auxiliary`, `not_adopted`, `off_policy`, `no_actions`, ...)."""
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,9 +38,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[int]
     """Policy version that sampled each token."""
     sampling: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
-    """The sampling parameters that the engine really used."""
+    """The sampling parameters that the engine really used, the grammar included."""
     off_policy: list[str] = []
     """Parameters that changed the distribution in a way that no recorded log-prob corrects: penalties, logit bias,
-    truncation, grammar, greedy decoding. Such a turn is not trained by default."""
+    truncation other than the run's, grammar, greedy decoding. Such a turn is not trained by default."""
     client: dict[str, str] = {}
     """What the client's headers said of itself (agent, thread, turn): for attribution, never for access."""

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from molt.agents.protocol import (
@@ -26,6 +26,7 @@ from molt.agents.protocol import (
     SessionRequest,
     SessionResult,
 )
+from molt.train.gateway.routes import PREFIX
 from molt.train.observe.metrics import CONTENT_TYPE, Metrics
 from molt.train.records.recording import Recording
 from molt.train.server.errors import EXCEPTION_HANDLERS, ApiError, respond
@@ -85,18 +86,28 @@ def create_app(desk: Desk, gateway_asgi: ASGIApp, metrics: Metrics, *, token: st
 
     control = Starlette(
         routes=[
-            Mount(API_PREFIX, routes=_ControlApi(desk).routes(), middleware=[Middleware(_BearerAuth, token=token)]),
+            Mount(
+                API_PREFIX,
+                app=Router(_ControlApi(desk).routes(), redirect_slashes=False),
+                middleware=[Middleware(_BearerAuth, token=token)],
+            ),
             Route("/metrics", show_metrics, methods=["GET"]),
             Route("/api/hello", _hello, methods=["GET"]),
             Route("/", _hello, methods=["HEAD"]),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
     )
+    # A redirect would name the host that the client says we are.
+    control.router.redirect_slashes = False
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         # Model calls are nearly all of the traffic, so they pass no router on their way.
-        is_model_call = scope["type"] == "http" and scope["path"].startswith("/s/")
-        await (gateway_asgi if is_model_call else control)(scope, receive, send)
+        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+            await gateway_asgi(scope, receive, send)
+        elif scope["type"] == "http" and scope["method"] == "OPTIONS":
+            await Response(status_code=204)(scope, receive, send)
+        else:
+            await control(scope, receive, send)
 
     return app
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import socket
 from collections.abc import Iterator
@@ -10,8 +11,12 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from molt.train.config.sections import GatewayConfig
 from molt.train.errors import ConfigError, RunError
+from molt.train.server.connection import BoundedConnection
 
+MIN_TOKEN_CHARS = 16
+"""Of the token on an address that other machines can reach: what guards a shared network is not to be guessed."""
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 """Longer than any client of ours keeps an idle connection, so that it is the client who closes it: a server that closes
@@ -25,7 +30,7 @@ def bind(host: str, port: int, *, token: str) -> socket.socket:
 
     Raises:
         ConfigError: The port is taken or not allowed, the host is unknown, or a host that other machines can reach is
-            to be opened without a token.
+            to be opened without a token, or with a short one.
     """
     where = f"server.host={host!r}, server.port={port}"
     if not 0 <= port <= 65535:
@@ -37,8 +42,12 @@ def bind(host: str, port: int, *, token: str) -> socket.socket:
             f"{where}: no such address ({error.strerror}); give a name or an IP of this machine"
         ) from None
     family, kind, protocol, _, address = found[0]
-    if not token and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise ConfigError(f"{where}: other machines can reach this address; set server.token, or use 127.0.0.1")
+    is_loopback = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+    if not is_loopback and len(token) < MIN_TOKEN_CHARS:
+        raise ConfigError(
+            f"{where}: other machines can reach this address; set server.token to {MIN_TOKEN_CHARS} characters or "
+            "more, or use 127.0.0.1"
+        )
     sock = socket.socket(family, kind, protocol)
     try:
         # Inherited by the connections: an answer written in two parts must not wait 40 ms for the first one's ACK.
@@ -58,15 +67,17 @@ def bind(host: str, port: int, *, token: str) -> socket.socket:
 class HttpServer:
     """Serves `app` on a bound socket, in the event loop that runs when `start` is called.
 
-    `url` is its origin, `http://host:port`, for clients on this machine.
+    `url` is its origin, `http://host:port`, for clients on this machine. `limits` bounds each connection: its head,
+    the rate of its bodies, and how long its client may leave what it is sent; by default as the keys' defaults do.
     """
 
-    def __init__(self, app: ASGIApp, sock: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, sock: socket.socket, limits: GatewayConfig | None = None) -> None:
         self.url = origin(sock)
         self._sock = sock
         self._server = _EmbeddedServer(
             uvicorn.Config(
                 app,
+                http=functools.partial(BoundedConnection, limits=limits or GatewayConfig()),  # pyright: ignore[reportArgumentType]
                 lifespan="off",
                 ws="none",
                 log_config=None,

@@ -10,6 +10,8 @@ import msgspec
 from starlette.requests import Request
 
 from molt.agents.protocol import ResultReport, SessionRequest, SessionResult
+from molt.train.gateway.call_error import CallError
+from molt.train.gateway.wires.nesting import check_depth
 from molt.train.server.errors import ApiError
 
 T = TypeVar("T")
@@ -34,11 +36,15 @@ async def read_body(request: Request) -> bytes:
 def decode(body: bytes, schema: type[T]) -> T:
     """The body as `schema`; unknown fields are ignored, so that a newer worker can talk to an older server."""
     try:
-        return msgspec.json.decode(body, type=schema)
+        value = msgspec.json.decode(body, type=schema)
+        check_depth(body, "")
     except msgspec.ValidationError as error:
         raise _invalid(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
+    except CallError as error:
+        raise ApiError(400, error.message) from None
+    return value
 
 
 def decode_session(body: bytes) -> SessionRequest:
@@ -57,8 +63,11 @@ def decode_result(body: bytes, schema: type[Result]) -> Result:
     """
     try:
         fields: Any = json.loads(body)
+        check_depth(body, "")
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
+    except CallError as error:
+        raise ApiError(400, error.message) from None
     if isinstance(fields, dict):
         for name in ("reward", "score"):
             value = fields.get(name)

@@ -6,19 +6,29 @@ from typing import Any, TypeVar
 import msgspec
 
 from molt.train.gateway.call_error import CallError
+from molt.train.gateway.wires.nesting import check_depth, check_nodes, too_deep
 
 _T = TypeVar("_T")
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_READ_LATER = frozenset(("messages", "input", "tools", "system"))
+"""Piece by piece, each distinct one once a session, with the path of what is wrong in it."""
 _AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 
 
 def decode(decoder: msgspec.json.Decoder[_T], body: bytes, where: str = "") -> _T:
-    """The decoded body. `where` is the path of `body` in the request.
+    """The decoded body. `where` is the path of `body` in the request; empty: the whole request.
 
     Raises:
-        CallError: The body is no JSON, or a field has the wrong type; `param` is its path.
+        CallError: The body is no JSON, nested too deeply, or a field has the wrong type; `param` is its path.
     """
     try:
-        return decoder.decode(body)
+        if where:
+            value = decoder.decode(body)
+            check_depth(body, where)
+        else:
+            check_nodes(body)
+            value = decoder.decode(body)
+            _check_unread(body)
     except msgspec.ValidationError as error:
         message = str(error)
         found = _AT.search(message)
@@ -29,7 +39,19 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes, where: str = "") -> _
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CallError("invalid_request", f"the body is not valid JSON: {error}", param=where or None) from None
     except RecursionError:
-        raise CallError("invalid_request", "the body is nested too deeply", param=where or None) from None
+        raise too_deep(where) from None
+    return value
+
+
+def _check_unread(body: bytes) -> None:
+    """Check the fields that the decoder has skipped, or not looked into as it would into parts that are read later."""
+    for name, raw in _decode_fields.decode(body).items():
+        if name not in _READ_LATER:
+            check_depth(raw, name)
+            try:
+                str(raw, "utf-8")
+            except UnicodeDecodeError as error:
+                raise CallError("invalid_request", f"{name} is not valid UTF-8: {error}", param=name) from None
 
 
 def join(where: str, path: str) -> str:
@@ -43,7 +65,8 @@ def arguments_of(text: str) -> dict[str, Any] | str:
     """Tool-call arguments as templates take them: an object, or the text where it is none."""
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        check_depth(text.encode(), "")
+    except (msgspec.DecodeError, RecursionError, CallError):
         return text
     return value if isinstance(value, dict) else text
 

@@ -1,6 +1,5 @@
 """OpenAI Chat Completions: whole replies and streams of chunks out."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +12,16 @@ from molt.train.gateway.call import (
     Reasoning,
     Reply,
     Step,
+    ToolCall,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
     TopLogprobs,
 )
+from molt.train.gateway.call_error import CallError
+from molt.train.gateway.wires.custom_tool import CustomInput, input_of
+from molt.train.gateway.wires.openai_error import openai_error
+from molt.train.gateway.wires.openai_reply import KEEPALIVE, finite, usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -29,6 +33,11 @@ class ChatCall(ModelCall, frozen=True, kw_only=True):
     logprobs: bool = False
     names_tool: bool = False
     """`tool_choice` names a function: a reply that calls it ends with `stop`."""
+    custom_tools: frozenset[str] = frozenset()
+    """Tools whose calls are shown with their text instead of arguments."""
+    legacy: bool = False
+    """The request has `functions`, from before `tools`: the one call is shown as `function_call`."""
+    service_tier: str | None = None
 
 
 class ChatEncoder:
@@ -38,20 +47,23 @@ class ChatEncoder:
         self._call = call
         self._token_text = token_text
         self._head = b""
-        self._num_calls: Counter[int] = Counter()
+        self._tail = b"]}\n\n"
+        self._num_calls = [0] * call.num_choices
+        self._inputs: list[CustomInput | None] = [None] * call.num_choices
+        """Of each choice, the reader of its newest call where that is of a custom tool."""
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
         """See `ReplyEncoder.whole`."""
-        first = replies[0]
-        body = {"id": first.response_id, "object": "chat.completion", "created": first.created, "model": first.model}
-        choices = [self._choice(reply) for reply in replies]
-        return _encode(body | {"choices": choices, "usage": _usage(replies), "system_fingerprint": None})
+        body = self._shared(replies[0], "chat.completion")
+        body["choices"] = [self._choice(reply) for reply in replies]
+        body["usage"] = usage(replies, num_choices=len(replies))
+        return _encode(body | {"system_fingerprint": None})
 
     def start(self, replies: Sequence[Reply]) -> bytes:
         """See `ReplyEncoder.start`."""
-        first = replies[0]
-        shared = {"id": first.response_id, "object": "chat.completion.chunk", "created": first.created}
-        self._head = b"data: " + _encode(shared | {"model": first.model})[:-1]
+        self._head = b"data: " + _encode(self._shared(replies[0], "chat.completion.chunk"))[:-1]
+        if self._call.include_usage:
+            self._tail = b'],"usage":null}\n\n'
         return b"".join([self._chunk(reply.choice, {"role": "assistant", "content": ""}) for reply in replies])
 
     def step(self, step: Step) -> bytes:
@@ -68,23 +80,43 @@ class ChatEncoder:
         """See `ReplyEncoder.finish`."""
         frames = b"".join([self._chunk(reply.choice, {}, self._finish_reason(reply)) for reply in replies])
         if self._call.include_usage:
-            frames += self._head + b',"choices":[],"usage":' + _encode(_usage(replies)) + b"}\n\n"
+            counts = _encode(usage(replies, num_choices=len(replies)))
+            frames += self._head + b',"choices":[],"usage":' + counts + b"}\n\n"
         return frames + b"data: [DONE]\n\n"
 
+    def keepalive(self) -> bytes:
+        """See `ReplyEncoder.keepalive`."""
+        return KEEPALIVE
+
+    def failure(self, error: CallError, request_id: str) -> bytes:
+        """See `ReplyEncoder.failure`."""
+        return b"data: " + openai_error(error, request_id)[1] + b"\n\n"
+
+    def _shared(self, first: Reply, kind: str) -> dict[str, Any]:
+        shared = {"id": first.response_id, "object": kind, "created": first.created, "model": first.model}
+        tier = self._call.service_tier
+        return shared if tier is None else shared | {"service_tier": tier}
+
     def _choice(self, reply: Reply) -> dict[str, Any]:
+        # `content` is "" even beside nothing but calls: a stream has to begin with it, and folds to the same reply.
         message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
         if reply.reasoning:
             message |= {"reasoning": reply.reasoning, "reasoning_content": reply.reasoning}
-        if reply.calls:
-            message["tool_calls"] = [
-                {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in reply.calls
-            ]
+        if reply.calls and self._call.legacy:
+            message["function_call"] = _function(reply.calls[0])
+        elif reply.calls:
+            message["tool_calls"] = [self._shown(call) for call in reply.calls]
         choice: dict[str, Any] = {"index": reply.choice, "message": message}
         choice["finish_reason"] = self._finish_reason(reply)
         wanted = self._call.logprobs
         choice["logprobs"] = self._logprobs(reply.token_ids, reply.logprobs, reply.top_logprobs) if wanted else None
         return choice
+
+    def _shown(self, call: ToolCall) -> dict[str, Any]:
+        if call.name in self._call.custom_tools:
+            custom = {"name": call.name, "input": input_of(call.arguments)}
+            return {"id": call.call_id, "type": "custom", "custom": custom}
+        return {"id": call.call_id, "type": "function", "function": _function(call)}
 
     def _delta(self, choice: int, event: Event) -> dict[str, Any] | None:
         match event:
@@ -93,14 +125,31 @@ class ChatEncoder:
             case Reasoning(text):
                 return {"reasoning": text, "reasoning_content": text}
             case ToolCallStart(name, call_id):
-                index, self._num_calls[choice] = self._num_calls[choice], self._num_calls[choice] + 1
-                opening = {"index": index, "id": call_id, "type": "function"}
-                return {"tool_calls": [opening | {"function": {"name": name, "arguments": ""}}]}
+                return self._call_opening(choice, name, call_id)
             case ToolCallArguments(text):
-                index = self._num_calls[choice] - 1
-                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+                return self._more_arguments(choice, text)
             case ToolCallEnd():
                 return None
+
+    def _call_opening(self, choice: int, name: str, call_id: str) -> dict[str, Any]:
+        if self._call.legacy:
+            return {"function_call": {"name": name, "arguments": ""}}
+        index, self._num_calls[choice] = self._num_calls[choice], self._num_calls[choice] + 1
+        is_custom = name in self._call.custom_tools
+        self._inputs[choice] = CustomInput() if is_custom else None
+        kind, opened = (
+            ("custom", {"name": name, "input": ""}) if is_custom else ("function", {"name": name, "arguments": ""})
+        )
+        return {"tool_calls": [{"index": index, "id": call_id, "type": kind, kind: opened}]}
+
+    def _more_arguments(self, choice: int, text: str) -> dict[str, Any] | None:
+        if self._call.legacy:
+            return {"function_call": {"arguments": text}}
+        index, reader = self._num_calls[choice] - 1, self._inputs[choice]
+        if reader is None:
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        shown = reader.feed(text)
+        return {"tool_calls": [{"index": index, "custom": {"input": shown}}]} if shown else None
 
     def _chunk(
         self,
@@ -112,13 +161,13 @@ class ChatEncoder:
         choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": finish_reason}
         if logprobs:
             choice["logprobs"] = logprobs
-        return self._head + b',"choices":[' + _encode(choice) + b"]}\n\n"
+        return self._head + b',"choices":[' + _encode(choice) + self._tail
 
     def _finish_reason(self, reply: Reply) -> str:
-        whole = reply.calls and reply.calls[-1].complete
-        if whole and reply.finish_reason == "stop" and not self._call.names_tool:
-            return "tool_calls"
-        return reply.finish_reason
+        calls = any(call.complete for call in reply.calls)
+        if not calls or reply.finish_reason != "stop" or self._call.names_tool:
+            return reply.finish_reason
+        return "function_call" if self._call.legacy else "tool_calls"
 
     def _logprobs(
         self, token_ids: list[int], logprobs: list[float], top_logprobs: list[TopLogprobs]
@@ -132,16 +181,8 @@ class ChatEncoder:
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._token_text(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
 
 
-def _usage(replies: Sequence[Reply]) -> dict[str, Any]:
-    num_sampled = sum(len(reply.token_ids) for reply in replies)
-    num_prompt = replies[0].prompt_tokens
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_sampled,
-        "total_tokens": num_prompt + num_sampled,
-        "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": sum(reply.reasoning_tokens for reply in replies)},
-    }
+def _function(call: ToolCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": call.arguments}

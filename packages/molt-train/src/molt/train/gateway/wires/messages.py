@@ -6,71 +6,47 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from molt.train.gateway.call import Count, Message, ModelCall, SamplingWishes, ToolChoice
+from molt.train.gateway.call import Count, Message, ModelCall, ResponseFormat, SamplingWishes, ToolChoice
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.wires.body import decode, present
+from molt.train.gateway.wires.messages_blocks import convert_message, role_of
 from molt.train.gateway.wires.messages_reply import PING, MessagesEncoder, messages_error
+from molt.train.gateway.wires.messages_tools import convert_tools, offered_names, strict_names
+from molt.train.gateway.wires.nesting import Items
 
 _NULL = Raw(b"null")
-_BILLING = "x-anthropic-billing-header"
 
 
 class _ToolChoice(Struct):
     type: str = "auto"
-    name: str | None = None
-    disable_parallel_tool_use: bool = False
+    name: str = ""
+    disable_parallel_tool_use: bool | None = None
 
 
 class _Thinking(Struct):
     type: str = "adaptive"
+    budget_tokens: int | None = None
 
 
-class _Request(Struct):
-    messages: list[Raw]
-    max_tokens: Annotated[int, Meta(ge=0)]
+class _Prompted(Struct, kw_only=True):
+    """What makes the prompt of a call, and all that `count_tokens` reads."""
+
+    messages: Items
     model: str = ""
     system: Raw = _NULL
     tools: Raw = _NULL
+    thinking: _Thinking | None = None
+    output_config: dict[str, Any] | None = None
+
+
+class _Request(_Prompted, kw_only=True):
+    max_tokens: Annotated[int, Meta(ge=0)]
     tool_choice: _ToolChoice | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: int | None = None
-    thinking: _Thinking | None = None
-    output_config: dict[str, Any] | None = None
-
-
-class _CountRequest(Struct):
-    messages: list[Raw]
-    model: str = ""
-    system: Raw = _NULL
-    tools: Raw = _NULL
-    thinking: _Thinking | None = None
-
-
-class _Block(Struct):
-    type: str
-    text: str | None = None
-    thinking: str | None = None
-    id: str = ""
-    name: str = ""
-    input: Any = None
-    tool_use_id: str = ""
-    content: Any = None
-    is_error: bool | None = None
-    source: Any = None
-
-
-class _Message(Struct):
-    role: Literal["user", "assistant", "system"]
-    content: str | list[_Block]
-
-
-class _Tool(Struct):
-    name: str
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
 
 
 class MessagesCall(ModelCall, frozen=True, kw_only=True):
@@ -80,10 +56,7 @@ class MessagesCall(ModelCall, frozen=True, kw_only=True):
 
 
 _decode_request = msgspec.json.Decoder(_Request)
-_decode_count = msgspec.json.Decoder(_CountRequest)
-_decode_message = msgspec.json.Decoder(_Message)
-_decode_blocks = msgspec.json.Decoder(list[_Block])
-_decode_tools = msgspec.json.Decoder(list[_Tool] | None)
+_decode_count = msgspec.json.Decoder(_Prompted)
 
 
 class MessagesDialect:
@@ -96,23 +69,16 @@ class MessagesDialect:
 
     def parse(self, body: bytes) -> MessagesCall:
         """See `Dialect.parse`."""
-        request = decode(_decode_request, body)
-        if (request.output_config or {}).get("format") is not None:
-            raise CallError("invalid_request", "structured output is not served", param="output_config.format")
-        choice, tools = request.tool_choice or _ToolChoice(), bytes(request.tools)
-        if choice.type == "tool" and choice.name not in [tool.name for tool in decode(_decode_tools, tools) or ()]:
-            message = f"tool_choice names {choice.name!r}, which is not in tools"
-            raise CallError("invalid_request", message, param="tool_choice")
-        messages, num_leading, prefill = self._conversation(request)
+        request, notes = decode(_decode_request, body), list[str]()
+        messages, num_leading, prefill = _conversation(request, notes.append)
         return MessagesCall(
             model=request.model,
             messages=messages,
             num_leading=num_leading,
-            tools=tools,
-            tool_choice=ToolChoice(
-                mode="none" if choice.type == "none" else "auto",
-                max_calls=1 if choice.disable_parallel_tool_use else None,
-            ),
+            joins_turns=True,
+            tools=bytes(request.tools),
+            tool_choice=_tool_choice(request, notes.append),
+            response_format=_response_format(request.output_config or {}),
             wishes=SamplingWishes(
                 max_tokens=request.max_tokens,
                 temperature=request.temperature,
@@ -123,18 +89,19 @@ class MessagesDialect:
             stream=bool(request.stream),
             prefill=prefill,
             template_kwargs=_template_kwargs(request),
-            notes=("tool_choice_not_enforced",) if choice.type in ("any", "tool") else (),
+            notes=tuple(notes),
             shows_thinking=request.thinking is None or request.thinking.type != "disabled",
         )
 
     def parse_count(self, body: bytes) -> MessagesCall:
         """Read a `count_tokens` request. Raises CallError."""
         request = decode(_decode_count, body)
-        messages, num_leading, prefill = self._conversation(request)
+        messages, num_leading, prefill = _conversation(request, lambda _: None)
         return MessagesCall(
             model=request.model,
             messages=messages,
             num_leading=num_leading,
+            joins_turns=True,
             tools=bytes(request.tools),
             prefill=prefill,
             template_kwargs=_template_kwargs(request),
@@ -142,26 +109,11 @@ class MessagesDialect:
 
     def messages(self, raw: bytes, where: str, count: Count) -> list[Message]:
         """See `Dialect.messages`."""
-        sent = decode(_decode_message, raw, where)
-        blocks = [_Block("text", text=sent.content)] if isinstance(sent.content, str) else sent.content
-        if sent.role == "system":
-            # Claude Code's billing block changes from request to request, and says nothing to the model.
-            blocks = [block for block in blocks if not (block.text or "").startswith(_BILLING)]
-        if sent.role == "assistant":
-            return [_assistant(blocks, where, count)]
-        return _user(sent.role, blocks, where, count)
+        return convert_message(raw, where, count)
 
     def tools(self, raw: bytes, count: Count) -> list[dict[str, Any]]:
         """See `Dialect.tools`."""
-        schemas = []
-        for tool in decode(_decode_tools, raw, "tools") or ():
-            if tool.input_schema is None:
-                count("tool_without_schema_omitted")
-                continue
-            function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-            schema = {name: value for name, value in function.items() if value is not None}
-            schemas.append({"type": "function", "function": schema})
-        return schemas
+        return convert_tools(raw, count)
 
     def encoder(self, call: ModelCall, token_text: Callable[[int], str]) -> MessagesEncoder:  # noqa: ARG002 - no log-probs on this wire
         """See `Dialect.encoder`."""
@@ -172,94 +124,81 @@ class MessagesDialect:
         """See `Dialect.error`."""
         return messages_error(error, request_id)
 
-    def failure(self, error: CallError, request_id: str) -> bytes:
-        """See `Dialect.failure`."""
-        return b"event: error\ndata: " + messages_error(error, request_id)[1] + b"\n\n"
 
-    def _conversation(self, request: _Request | _CountRequest) -> tuple[list[bytes], int, str]:
-        """The messages, the system text in front; how many stand in front; the reply's beginning.
-
-        A last assistant message is where the reply begins.
-        """
-        if not request.messages:
-            raise CallError("invalid_request", "messages is empty: send at least one", param="messages")
-        messages, prefill = [bytes(raw) for raw in request.messages], ""
-        last = decode(_decode_message, messages[-1], f"messages[{len(messages) - 1}]")
-        if last.role == "assistant":
-            prefill = self.messages(messages.pop(), "", lambda _: None)[0]["content"]
-        system = present(request.system)
-        leading = [b'{"role":"system","content":' + system + b"}"] if system else []
-        return leading + messages, len(leading), prefill
+def _conversation(request: _Prompted, count: Count) -> tuple[list[bytes], int, str]:
+    """The messages, the system text in front; how many stand in front; the reply's beginning."""
+    if not request.messages:
+        raise CallError("invalid_request", "messages is empty: send at least one", param="messages")
+    messages, prefill = [bytes(raw) for raw in request.messages], _prefill(request.messages, count)
+    if prefill is not None:
+        messages.pop()
+    system = present(request.system)
+    if system and system[:1] not in b'"[':
+        raise CallError("invalid_request", "system is neither text nor a list of blocks", param="system")
+    leading = [b'{"role":"system","content":' + system + b"}"] if system else []
+    return leading + messages, len(leading), prefill or ""
 
 
-def _template_kwargs(request: _Request | _CountRequest) -> dict[str, Any]:
-    if request.thinking is None:
-        return {}
-    return {"enable_thinking": request.thinking.type != "disabled"}
+def _prefill(messages: list[Raw], count: Count) -> str | None:
+    """The beginning of the reply, where the last message is an assistant's.
+
+    One that calls tools is a turn like others: nothing can go on behind a call.
+    """
+    where, last = f"messages[{len(messages) - 1}]", bytes(messages[-1])
+    if role_of(last, where) != "assistant":
+        return None
+    counted: list[str] = []
+    (message,) = convert_message(last, where, counted.append)
+    if "tool_calls" in message:
+        return None
+    for name in [*counted, *(["prefill_thinking_dropped"] if "reasoning_content" in message else [])]:
+        count(name)
+    return message["content"]
 
 
-def _user(role: str, blocks: list[_Block], where: str, count: Count) -> list[Message]:
-    """Messages of a user or system turn in the order sent: each tool result one, and the texts between them."""
-    messages: list[Message] = []
-    texts: list[str] = []
-
-    def flush() -> None:
-        if texts:
-            messages.append({"role": role, "content": "\n".join(texts)})
-            texts.clear()
-
-    for index, block in enumerate(blocks):
-        path = f"{where}.content[{index}]"
-        if block.type == "tool_result":
-            flush()
-            text = _result_text(block, path, count)
-            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
-        elif (text := _block_text(block, path, count)) is not None:
-            texts.append(text)
-    flush()
-    return messages
-
-
-def _assistant(blocks: list[_Block], where: str, count: Count) -> Message:
-    texts, thoughts, calls = [], [], []
-    for index, block in enumerate(blocks):
-        if block.type == "thinking":
-            thoughts.append(block.thinking or "")
-        elif block.type == "tool_use":
-            arguments = block.input if isinstance(block.input, dict) else str(block.input)
-            calls.append({"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}})
-        elif (text := _block_text(block, f"{where}.content[{index}]", count)) is not None:
-            texts.append(text)
-    message: Message = {"role": "assistant", "content": "\n".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+def _tool_choice(request: _Request, count: Count) -> ToolChoice:
+    choice = request.tool_choice or _ToolChoice()
+    if choice.type == "none":
+        return ToolChoice(mode="none")
+    max_calls, strict = 1 if choice.disable_parallel_tool_use else None, strict_names(bytes(request.tools))
+    if choice.type not in ("any", "tool"):
+        if choice.type != "auto":
+            count("tool_choice_unknown")
+        return ToolChoice(max_calls=max_calls, strict=strict)
+    offered = offered_names(bytes(request.tools))
+    if not offered:
+        message = f"{choice.type!r} asks for a tool call, but the request offers no tool: add it to tools"
+        raise CallError("invalid_request", message, param="tool_choice")
+    if choice.type == "any":
+        return ToolChoice(mode="required", max_calls=max_calls, strict=strict)
+    if choice.name not in offered:
+        message = f"{choice.name!r} is none of the tools that the model is offered: {', '.join(offered)}"
+        raise CallError("invalid_request", message, param="tool_choice.name")
+    return ToolChoice(mode="required", names=(choice.name,), max_calls=max_calls, strict=strict)
 
 
-def _result_text(block: _Block, where: str, count: Count) -> str:
-    """Text of a tool result. A failure says so: the flag itself is nothing that a template shows."""
-    if isinstance(block.content, list):
-        inner = decode(_decode_blocks, msgspec.json.encode(block.content), f"{where}.content")
-        found = [_block_text(part, f"{where}.content[{index}]", count) for index, part in enumerate(inner)]
-        text = "\n".join(part for part in found if part is not None)
-    else:
-        text = block.content if isinstance(block.content, str) else ""
-    return f"Error: {text}" if block.is_error and not text.startswith("Error") else text
+def _response_format(output_config: dict[str, Any]) -> ResponseFormat | None:
+    wanted = output_config.get("format")
+    if wanted is None:
+        return None
+    kind, schema = (wanted.get("type"), wanted.get("schema")) if isinstance(wanted, dict) else (None, None)
+    if kind != "json_schema":
+        message = f"the format {kind!r} is not served: use 'json_schema'"
+        raise CallError("invalid_request", message, param="output_config.format.type")
+    if not isinstance(schema, dict):
+        message = "a format of type 'json_schema' needs a schema, as an object"
+        raise CallError("invalid_request", message, param="output_config.format.schema")
+    return ResponseFormat(kind="json_schema", spec=schema, param="output_config.format")
 
 
-def _block_text(block: _Block, where: str, count: Count) -> str | None:
-    """What of a block the model can read; None, and counted, where there is nothing."""
-    if block.type == "text":
-        return block.text or ""
-    if block.type == "image":
-        message = f"{where}.source: the model reads text only, not images"
-        raise CallError("invalid_request", message, param=f"{where}.source")
-    source = block.source if isinstance(block.source, dict) else {}
-    if block.type == "document" and source.get("type") == "text":
-        return str(source.get("data", ""))
-    if block.type == "search_result" and isinstance(block.content, list):
-        return "\n".join(str(part.get("text", "")) for part in block.content if isinstance(part, dict))
-    count(f"block_dropped_{block.type}")
-    return None
+def _template_kwargs(request: _Prompted) -> dict[str, Any]:
+    """What the request says of thinking, under the names by which chat templates know it."""
+    kwargs: dict[str, Any] = {}
+    if request.thinking is not None:
+        kwargs["enable_thinking"] = request.thinking.type != "disabled"
+        if request.thinking.budget_tokens is not None:
+            kwargs["thinking_budget"] = request.thinking.budget_tokens
+    effort = (request.output_config or {}).get("effort")
+    if isinstance(effort, str):
+        kwargs["reasoning_effort"] = effort
+    return kwargs

@@ -1,0 +1,1 @@
+"""What exact capture costs, compared with a server that only answers."""

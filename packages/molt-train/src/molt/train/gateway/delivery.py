@@ -1,0 +1,85 @@
+"""Handing one reply to one client, whole or streamed, and knowing whether the client has it."""
+
+from collections.abc import Sequence
+
+from molt.train.gateway.attempts import step_so_far
+from molt.train.gateway.call import Dialect, Reply, ReplyEncoder, Step
+from molt.train.gateway.exchange import Exchange
+from molt.train.gateway.turns import TurnNode, TurnTree
+from molt.train.records.turn import TurnStatus
+
+
+class Delivery:
+    """One reply on its way to a client. A client that has gone is sent nothing, and nothing fails."""
+
+    def __init__(
+        self, exchange: Exchange, encoder: ReplyEncoder, dialect: Dialect, *, stream: bool, tree: TurnTree
+    ) -> None:
+        """Take where the reply goes, and the tree of the turns that are handed over with it."""
+        self.replies: Sequence[Reply] = ()
+        """The choices, growing; to be set when sampling begins."""
+        self._exchange, self._encoder, self._stream = exchange, encoder, stream
+        self._tree, self._early_keepalive = tree, dialect.keepalive
+        exchange.failure = encoder.failure
+        self._has_begun = False
+        self._unsent = b""
+
+    def keep_alive(self, every_s: float) -> None:
+        """Break silences of a stream longer than `every_s` seconds. A whole reply has no place for signs of life."""
+        if self._stream:
+            self._exchange.keep_alive(every_s, self._beat)
+
+    async def step(self, step: Step, *, is_last: bool = False) -> None:
+        """Send what was sampled. The last step is kept for `finish`, which sends both in one write."""
+        if not self._stream or self._exchange.gone:
+            return
+        self._unsent += self._opening() + self._encoder.step(step)
+        if self._unsent and not is_last:
+            data, self._unsent = self._unsent, b""
+            await self._exchange.write(data)
+
+    async def all_of(self, replies: Sequence[Reply], nodes: Sequence[TurnNode] = ()) -> bool:
+        """Send replies that are whole. See `finish`."""
+        self._exchange.watch()
+        self.replies = replies
+        for reply in replies:
+            if reply.token_ids:
+                await self.step(step_so_far(reply), is_last=True)
+        return await self.finish(nodes)
+
+    async def finish(self, nodes: Sequence[TurnNode]) -> bool:
+        """Send the end of the reply. The turns in `nodes` are delivered once the socket has taken it unbroken.
+
+        Returns:
+            Whether the client has the reply, as far as the socket knows.
+        """
+        exchange = self._exchange
+        if exchange.gone:
+            return False
+        if self._stream:
+            await exchange.write_last(self._unsent + self._opening() + self._encoder.finish(self.replies))
+        else:
+            await exchange.write_whole(self._encoder.whole(self.replies))
+        if not exchange.gone:
+            # The client may act on the reply from now on, so it counts as delivered unless it proves to be reset.
+            before: list[TurnStatus] = [node.status for node in nodes]
+            for node in nodes:
+                self._tree.mark(node, "delivered")
+            await exchange.settle()
+            if exchange.gone:
+                for node, status in zip(nodes, before, strict=True):
+                    self._tree.mark(node, "delivered" if node.continued else status)
+        await exchange.end()
+        return not exchange.gone
+
+    def _opening(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        return self._encoder.start(self.replies)
+
+    def _beat(self) -> bytes:
+        if not self.replies:
+            return self._early_keepalive
+        data, self._unsent = self._unsent, b""
+        return data + (self._encoder.keepalive() if self._has_begun else self._opening())
