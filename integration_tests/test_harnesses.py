@@ -70,6 +70,13 @@ SLEEPS = {
     "codex": call("exec_command", cmd=WAITS),
     "mini_swe_agent": call("bash", command=WAITS),
 }
+LOOPS = {
+    "claude_code": call("Bash", command="cat notes.txt", description="Read the notes"),
+    "mini_swe_agent": call("bash", command="cat notes.txt"),
+    "openai_agents": FILE_TOOLS[0],
+    "langgraph": FILE_TOOLS[0],
+}
+MAX_TURNS = {"claude_code": 30, "mini_swe_agent": 30, "openai_agents": 10, "langgraph": 10}
 
 
 @pytest.fixture(scope="session")
@@ -95,6 +102,7 @@ def gateway(tmp_path_factory):
     lines = [
         *({"match": re.escape(f"[{name}]"), "text": text} for name, texts in REPLIES.items() for text in texts),
         *({"match": re.escape(f"[{name} waits]"), "text": text} for name, text in SLEEPS.items()),
+        *({"match": re.escape(f"[{name} loops]"), "text": text} for name, text in LOOPS.items()),
         {"text": "Done."},
     ]
     script.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -178,6 +186,15 @@ def test_a_task_of_two_tool_calls_is_done_and_recorded_exactly(harness, gateway,
     report = json.loads(audit.stdout)
     assert (audit.returncode, report["violations"], report["untrained"]) == (0, [], {})
     assert (report["delivered_fraction"], report["forks"]) == (1.0, {"start": report["num_rollouts"]})
+
+
+@pytest.mark.parametrize("harness", LOOPS, indirect=True)
+def test_a_rollout_that_spends_its_turns_is_truncated(harness, gateway, tmp_path):
+    session = gateway.open_session()
+    output, errors = start_trial(harness, session, tmp_path, whom=f"{harness} loops").communicate()
+    cut = {"task": 0, "outcome": "truncated", "reward": 0.0, "error": None}
+    assert json.loads(output.splitlines()[0]) == cut, errors
+    assert len(gateway.recording(session)["turns"]) == MAX_TURNS[harness]
 
 
 @pytest.mark.parametrize("harness", SLEEPS, indirect=True)

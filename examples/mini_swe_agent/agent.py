@@ -4,6 +4,7 @@ Each rollout gets a folder with the files of its task row, `mini` works in it, a
 graded against the row's label.
 """
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -29,6 +30,11 @@ def grade(folder, label):
     return float(answer.is_file() and answer.read_text().strip() == label)
 
 
+def was_cut(trajectory):
+    """Whether the run reached its step limit, as mini-SWE-agent's own account of it says."""
+    return trajectory.is_file() and json.loads(trajectory.read_text())["info"]["exit_status"] == "LimitsExceeded"
+
+
 class MiniSweAgent(ChatAgent):
     """One run of `mini`; the reward is 1 when `answer.txt` holds the label."""
 
@@ -37,7 +43,16 @@ class MiniSweAgent(ChatAgent):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
             folder, home = set_up(scratch, ctx.data)
             ended = await run_program(
-                ["mini", "--task", ctx.prompt, "--model", f"openai/{ctx.model_name}", *OPTIONS],
+                [
+                    "mini",
+                    "--task",
+                    ctx.prompt,
+                    "--model",
+                    f"openai/{ctx.model_name}",
+                    *OPTIONS,
+                    "--output",
+                    str(home / "run.json"),
+                ],
                 folder=folder,
                 env={
                     "HOME": str(home),
@@ -48,10 +63,10 @@ class MiniSweAgent(ChatAgent):
                     "MSWEA_COST_TRACKING": "ignore_errors",
                 },
             )
-            reward = grade(folder, ctx.label)
+            reward, truncated = grade(folder, ctx.label), was_cut(home / "run.json")
         if ended.returncode:
             raise RuntimeError(f"mini ended with {ended.returncode}: {(ended.stderr or ended.stdout)[-500:]}")
-        return Result(reward=reward)
+        return Result(reward=reward, truncated=truncated)
 
 
 class AgentRunner(ChatAgentRunner):

@@ -21,6 +21,8 @@ from molt.train.controller.results import experiences_into
 from molt.train.controller.rollouts import DeskSettings, RolloutDesk
 from molt.train.experience import LocalPayloadStore
 from molt.train.gateway.sessions import Sessions
+from molt.train.gateway.trace import Trace
+from molt.train.gateway.turns import Frame, TurnNode, pack, pack_floats
 from molt.train.observe.metrics import Metrics
 from molt.train.pool.ledger import Ledger
 from molt.train.pool.pool import Pool
@@ -464,3 +466,48 @@ async def test_the_real_client_over_the_real_server(make_desk, open_group, call_
     assert (await api.lease(LeaseRequest(worker_id="w", capacity=1))).finished
     await api.close()
     await server.stop()
+
+
+def test_what_a_dead_server_had_recorded_is_in_the_ledger(desk, tmp_path):
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    trace = Trace(traces, "dead")
+    trace.add(
+        TurnNode(
+            turn_id="t",
+            wire="chat",
+            parent=None,
+            opened_by="start",
+            frame=Frame(0, b"", has_tools=False),
+            request=1,
+            response_id="r",
+            root_id="t",
+            sampling=b"{}",
+            off_policy=(),
+            client=b"{}",
+            prompt_length=1,
+            context_ids=pack([5]),
+            token_ids=pack([6]),
+            logprobs=pack_floats([-0.5]),
+            versions=pack([2]),
+            finish_reason="stop",
+        )
+    )
+    trace.mark("t", status="delivered", continued=False)
+    assert desk.rescue(traces) == 1
+    assert desk.rescue(traces) == 0, "the file is gone"
+    recording = desk.recording("dead")
+    assert recording.state == "closed"
+    assert [(turn.token_ids, turn.status) for turn in recording.turns] == [([6], "delivered")]
+    assert [segment.token_ids for segment in recording.segments] == [[5, 6]]
+
+
+async def test_a_trace_goes_when_the_ledger_has_the_recording(make_desk, sessions, tmp_path):
+    sessions._traces = tmp_path
+    desk = make_desk()
+    opened = desk.open_session(SessionRequest())
+    trace = tmp_path / f"{opened.session_id}.trace"
+    trace.touch()
+    await desk.finish_session(opened.session_id, SessionResult(outcome="completed", reward=1.0))
+    assert not trace.exists()
+    assert desk.recording(opened.session_id).state == "closed"

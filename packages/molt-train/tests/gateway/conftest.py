@@ -69,11 +69,12 @@ class Bench:
         max_model_len: int = 32768,
         engine: Any = None,
         renderer: Any = None,
+        traces: Path | None = None,
         **settings: Any,
     ) -> None:
         script = [ScriptLine(**line) for line in lines]
         self.scripted = ScriptedEngine(script, self.model_path, max_model_len=max_model_len, log_path=self._log)
-        self.sessions = Sessions()
+        self.sessions = Sessions(traces)
         self.gateway = Gateway(
             self.sessions,
             engine=engine or self.scripted,

@@ -29,6 +29,10 @@ class RawClient:
     async def read_until(self, mark: bytes) -> bytes:
         return await self._reader.readuntil(mark)
 
+    def close(self) -> None:
+        """End the connection as a client does that wants no more of it."""
+        self._writer.close()
+
     def reset(self) -> None:
         """Break the connection: the server's next read or write of it fails."""
         self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)

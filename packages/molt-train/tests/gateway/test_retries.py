@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from molt.train.gateway.exchange import Exchange
+
 from .conftest import until
 from .gated import gated
 from .ledger_check import check_ledger
@@ -361,6 +363,31 @@ async def test_a_reset_behind_the_last_event_leaves_the_turn_delivered(bench):
     client.reset()
     assert [turn.status for turn in caller.turns] == ["delivered"]
     assert text_of(await caller.post(CHAT, BODIES[CHAT]))[0] != caller.turns[0].response_id
+
+
+@MODES
+async def test_a_client_that_closes_as_soon_as_it_has_its_reply_leaves_the_turn_delivered(bench, monkeypatch, stream):
+    monkeypatch.setattr(Exchange, "settle", lambda self: until(lambda: self.gone))  # however late the server looks
+    caller = bench.open()
+    client = await RawClient.post(caller, CHAT, {**BODIES[CHAT], "stream": stream})
+    await client.read_until(b"[DONE]\n\n" if stream else b"}}")
+    client.close()
+    await until(lambda: not caller.session.attempts._under_way)
+    assert [turn.status for turn in caller.turns] == ["delivered"]
+    assert "replies_undelivered" not in caller.session.counters
+
+
+@MODES
+async def test_a_client_that_closed_before_its_reply_was_written_leaves_it_undelivered(bench, monkeypatch, stream):
+    monkeypatch.setattr(Exchange, "settle", lambda self: until(lambda: self.gone))
+    engine = gated(bench, "one")
+    caller = bench.open()
+    client = await RawClient.post(caller, CHAT, {**BODIES[CHAT], "stream": stream})
+    await until(lambda: engine.running)
+    client.close()
+    engine.gate.release()
+    await until(lambda: caller.turns and not caller.session.attempts._under_way)
+    assert [turn.status for turn in caller.turns] == ["undelivered"]
 
 
 @MODES

@@ -49,7 +49,7 @@ def recorded(trace):
 def test_a_trace_reads_back_as_the_tree_that_wrote_it(tmp_path):
     tree = recorded(Trace(tmp_path, "s1"))
     assert left_traces(tmp_path) == [tmp_path / "s1.trace"]
-    assert read_trace(tmp_path / "s1.trace") == ("s1", tree.turns("s1"))
+    assert read_trace(tmp_path / "s1.trace") == tree.turns("s1")
 
 
 def test_a_torn_or_damaged_tail_loses_only_itself(tmp_path):
@@ -59,9 +59,9 @@ def test_a_torn_or_damaged_tail_loses_only_itself(tmp_path):
     first_turn = tree.turns("s1")[0]
     for cut in range(len(whole) - 1, len(whole) - 40, -7):
         path.write_bytes(whole[:cut])
-        assert read_trace(path)[1] == [first_turn]
+        assert read_trace(path) == [first_turn]
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert read_trace(path)[1] == [first_turn]
+    assert read_trace(path) == [first_turn]
 
 
 def test_a_full_disk_leaves_the_trace_as_it_was(tmp_path, monkeypatch):
@@ -84,10 +84,10 @@ def test_a_full_disk_leaves_the_trace_as_it_was(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trace_module.os, "write", full)
     with pytest.raises(OSError, match="No space"):
-        trace.mark("a", status="delivered")
+        trace.mark("a", status="delivered", continued=False)
     monkeypatch.undo()
     trace.add(node("c"))
-    assert len(read_trace(path)[1]) == 3
+    assert len(read_trace(path)) == 3
 
 
 def test_a_discarded_trace_is_gone(tmp_path):
@@ -96,3 +96,39 @@ def test_a_discarded_trace_is_gone(tmp_path):
     recorded(trace)
     trace.discard()
     assert left_traces(tmp_path) == []
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_turn_is_in_the_file_before_its_client_has_the_reply(bench, tmp_path):
+    bench.serve({"text": "one"}, {"text": "two"}, traces=tmp_path)
+    caller = bench.open()
+    path = tmp_path / f"{caller.session.session_id}.trace"
+    messages = [{"role": "user", "content": "hi"}]
+    first = await caller.openai.chat.completions.create(model="m", messages=messages)
+    assert read_trace(path) == caller.turns
+    messages += [first.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "and"}]
+    async for _ in await caller.openai.chat.completions.create(model="m", messages=messages, stream=True):
+        assert len(read_trace(path)) >= 1
+    assert read_trace(path) == caller.turns
+    assert [turn.status for turn in caller.turns] == ["delivered", "delivered"]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_reply_that_cannot_be_kept_is_not_given_out(bench, tmp_path, monkeypatch):
+    bench.serve({"text": "one"}, {"text": "two"}, traces=tmp_path)
+    caller = bench.open()
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+
+    def full(file, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trace_module.os, "write", full)
+        refused = await caller.post("/v1/chat/completions", body)
+    assert refused.status_code == 503
+    assert "No space left on device" in refused.json()["error"]["message"]
+    answered = await caller.post("/v1/chat/completions", body, **{"x-stainless-retry-count": "1"})
+    assert answered.json()["choices"][0]["message"]["content"] == "two"
+    assert [turn.status for turn in caller.turns] == ["failed", "delivered"]
+    assert caller.session.counters["turns_unkept"] == 1
+    assert [turn.status for turn in read_trace(tmp_path / f"{caller.session.session_id}.trace")] == ["delivered"]

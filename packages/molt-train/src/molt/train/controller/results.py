@@ -1,16 +1,19 @@
 """What an agent reported and its session holds, as the records that the pool takes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from molt.agents.protocol import ResultReport, SessionResult
 from molt.train.experience import PayloadStore, make_experience, to_payload
 from molt.train.gateway.sessions import Session
+from molt.train.gateway.trace import read_trace, session_id_of
 from molt.train.pool.groups import ExperiencesOf
 from molt.train.records.experience import Experience
-from molt.train.records.recording import Recording
+from molt.train.records.recording import Recording, SessionState
 from molt.train.records.rollout import Outcome
 from molt.train.records.trajectory import Segment
+from molt.train.records.turn import Turn
 from molt.train.trajectory import TrainingRules, build_trajectory, delivered_fraction
 
 
@@ -32,14 +35,24 @@ def outcome_of(result: ResultReport | SessionResult) -> Outcome:
 
 def recording_of(session: Session, rules: TrainingRules) -> Recording:
     """What a session holds now, its turns assembled to segments, of which `rules` says what is trained."""
-    turns = session.turns()
-    trajectory = build_trajectory(session.session_id, turns, rules)
+    return _recording(session.session_id, session.turns(), rules, state=session.state, counters=session.counters)
+
+
+def recording_of_trace(path: Path, rules: TrainingRules) -> Recording:
+    """What a session of a server that died had recorded."""
+    return _recording(session_id_of(path), read_trace(path), rules, state="closed", counters={"rescued": 1})
+
+
+def _recording(
+    session_id: str, turns: list[Turn], rules: TrainingRules, *, state: SessionState, counters: Mapping[str, int]
+) -> Recording:
+    trajectory = build_trajectory(session_id, turns, rules)
     return Recording(
-        session_id=session.session_id,
-        state=session.state,
+        session_id=session_id,
+        state=state,
         turns=turns,
         segments=trajectory.segments,
-        counters={**session.counters, **trajectory.counters},
+        counters={**counters, **trajectory.counters},
         delivered_fraction=delivered_fraction(turns),
     )
 

@@ -7,6 +7,7 @@ report   session's turns --> trajectory --> experiences --> Rollout --> pool
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,8 +28,9 @@ from molt.agents.protocol import (
     SessionResult,
 )
 from molt.train.config import Config
-from molt.train.controller.results import outcome_of, recording_of
+from molt.train.controller.results import outcome_of, recording_of, recording_of_trace
 from molt.train.gateway.sessions import SamplingPolicy, Sessions
+from molt.train.gateway.trace import left_traces, session_id_of
 from molt.train.pool.groups import ExperiencesOf
 from molt.train.pool.leases import Assignment, Expired
 from molt.train.pool.pool import Pool
@@ -250,6 +252,15 @@ class RolloutDesk:
         """The run at a glance."""
         return {**self._progress(), "pool": self._pool.status(), "num_open_sessions": len(self._open)}
 
+    def rescue(self, traces: Path) -> int:
+        """Keep what sessions had recorded when the last server died. Returns how many there were."""
+        paths = left_traces(traces)
+        for path in paths:
+            if self._pool.ledger.recording(session_id_of(path)) is None:
+                self._pool.keep_session(recording_of_trace(path, self._settings.rules), None)
+            path.unlink()
+        return len(paths)
+
     def finish(self) -> None:
         """Tell every worker that asks for leases, now or later, that the run is over. Results are still taken."""
         self._is_finished = True
@@ -325,6 +336,9 @@ class RolloutDesk:
         """A closed session's recording is in the ledger now, so the gateway may forget it some time."""
         self._open.pop(session_id, None)
         self._kept[session_id] = None
+        session = self._sessions.get(session_id)
+        if session is not None and session.trace is not None:
+            session.trace.discard()
         while len(self._kept) > self._settings.max_closed_sessions:
             oldest = next(iter(self._kept))
             del self._kept[oldest]

@@ -35,6 +35,11 @@ class RunFolder:
         return self.path / "ledger.db"
 
     @property
+    def traces(self) -> Path:
+        """The turns of every session whose recording the ledger has not yet, a file a session."""
+        return self.path / "sessions"
+
+    @property
     def checkpoints(self) -> Path:
         """One folder a checkpointed update."""
         return self.path / "checkpoints"

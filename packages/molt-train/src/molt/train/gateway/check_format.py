@@ -27,14 +27,8 @@ log = logging.getLogger(__name__)
 
 _USER: Message = {"role": "user", "content": "What is there?"}
 _THOUGHT, _ANSWER = "First I look, then I say.", "Here it is."
-_ARGUMENTS: dict[str, Any] = {
-    "query": 'say "hé" \\ 你好 <b>😀</b>\nand more',
-    "limit": 3,
-    "ratio": -0.5,
-    "deep": {"list": [1, {"key": None}], "on": True},
-}
+_QUERY = 'say "hé" \\ 你好 <b>😀</b>\nand more'
 _TYPES = {"query": "string", "limit": "integer", "ratio": "number", "deep": "object"}
-_CALLS: list[tuple[str, dict[str, Any]]] = [("look_up", _ARGUMENTS), ("look_up", {"query": "{}"})]
 _TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -64,7 +58,8 @@ def check_format(renderer: ChatRenderer, parser: Parser) -> None:
     if not renderer.knows_tools:
         log.info("the chat template has no place for tools: requests with tools will be refused")
         return
-    for calls in (_CALLS, _CALLS[:1]):  # some templates write one call a turn
+    both = _probe_calls(renderer)
+    for calls in (both, both[:1]):  # some templates write one call a turn
         written = _write(renderer, {"content": "", "tool_calls": [_call(*call) for call in calls]}, _TOOLS)
         if written is not None:
             break
@@ -74,6 +69,13 @@ def check_format(renderer: ChatRenderer, parser: Parser) -> None:
     read = _calls(_read(renderer, parser, written, _TOOLS))
     if read != calls:
         raise FormatError(f"writes a tool call as {renderer.decode(written)!r}, which is read as {read!r}")
+
+
+def _probe_calls(renderer: ChatRenderer) -> list[tuple[str, dict[str, Any]]]:
+    """Two calls with all that JSON knows, and every kind of character that the tokenizer can write."""
+    query = "".join(char for char in _QUERY if renderer.decode(renderer.encode(char)) == char)
+    arguments = {"query": query, "limit": 3, "ratio": -0.5, "deep": {"list": [1, {"key": None}], "on": True}}
+    return [("look_up", arguments), ("look_up", {"query": "{}"})]
 
 
 def _check_reasoning(renderer: ChatRenderer, parser: Parser) -> None:

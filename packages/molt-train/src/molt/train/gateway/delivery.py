@@ -60,17 +60,17 @@ class Delivery:
             await exchange.write_last(self._unsent + self._opening() + self._encoder.finish(self.replies))
         else:
             await exchange.write_whole(self._encoder.whole(self.replies))
-        if not exchange.gone:
+        if not exchange.broken:
             # The client may act on the reply from now on, so it counts as delivered unless it proves to be reset.
             before: list[TurnStatus] = [node.status for node in nodes]
             for node in nodes:
                 self._tree.mark(node, "delivered")
             await exchange.settle()
-            if exchange.gone:
+            if exchange.broken:
                 for node, status in zip(nodes, before, strict=True):
                     self._tree.mark(node, "delivered" if node.continued else status)
         await exchange.end()
-        return not exchange.gone
+        return not exchange.broken
 
     def _opening(self) -> bytes:
         if self._has_begun:

@@ -14,6 +14,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
 NO_CONTENT = 204
+CLOSED_IN_ORDER = "molt.closed_in_order"
+"""Extension of the ASGI scope: a function that says of a lost connection whether its client had taken all of it."""
 
 _TURNS_TO_NOTICE = 4
 """Of the event loop, from a failed write to the watcher that hears of it: read, lost connection, event, watcher."""
@@ -45,6 +47,7 @@ class Exchange:
         """The client closed the connection before the response was complete."""
         self.failure: Callable[[CallError, str], bytes] = lambda *_: b""
         """The last events of a stream that ends in an error; to be set before one begins."""
+        self._closed_in_order: Callable[[], bool] = scope.get("extensions", {}).get(CLOSED_IN_ORDER, lambda: False)
         self._receive, self._send = receive, send
         self._watcher: asyncio.Task[None] | None = None
         self._pulse_timer: asyncio.TimerHandle | None = None
@@ -52,6 +55,11 @@ class Exchange:
         self._writing = asyncio.Lock()
         self._last_write = 0.0
         self._last_written = False
+
+    @property
+    def broken(self) -> bool:
+        """The client is gone, and left something unread. One that has its reply may well close at once."""
+        return self.gone and not self._closed_in_order()
 
     @property
     def client(self) -> dict[str, str]:

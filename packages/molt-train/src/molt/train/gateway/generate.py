@@ -1,6 +1,7 @@
 """One path from a prompt to a recorded turn, the same for every wire, whole or streamed."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -33,6 +34,8 @@ from molt.train.gateway.sampling import effective_sampling, off_policy_reasons
 from molt.train.gateway.sessions import Session
 from molt.train.gateway.turns import TurnNode, pack, pack_floats
 from molt.train.records.turn import TurnStatus
+
+logger = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -261,10 +264,17 @@ class Run:
             status=status,
         )
         tree = self._session.tree
-        if status != "undelivered":
-            tree.add(node)
-        elif fork := tree.publish(node, prompt.match, prompt.path, reply, self._call.prefill):
-            self._session.count(fork)
+        try:
+            if status != "undelivered":
+                tree.add(node)
+            elif fork := tree.publish(node, prompt.match, prompt.path, reply, self._call.prefill):
+                self._session.count(fork)
+        except OSError as error:
+            self._session.count("turns_unkept")
+            logger.error("turn %s cannot be kept: %s", self.turn_id, error)  # noqa: TRY400 - the reason says it all
+            if status == "undelivered":
+                message = f"the turn cannot be kept ({error.strerror or error}): make room in run.dir"
+                raise CallError("overloaded", message) from error
 
 
 def new_reply(

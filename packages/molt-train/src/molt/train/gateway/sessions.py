@@ -7,11 +7,13 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from molt.agents.protocol import SamplingParams
 from molt.train.gateway.attempts import Attempts
 from molt.train.gateway.past import Past
+from molt.train.gateway.trace import Trace
 from molt.train.gateway.turns import TurnTree
 from molt.train.records.turn import Turn
 
@@ -41,8 +43,11 @@ class Session:
         policy: SamplingPolicy,
         expected_sampling: SamplingParams,
         metadata: dict[str, Any],
+        trace: Trace | None = None,
     ) -> None:
         self.session_id = session_id
+        self.trace = trace
+        """Where its turns are kept until the ledger has the recording; None: nowhere."""
         self.state: Literal["open", "closed"] = "open"
         self.sampling = sampling
         self.policy: SamplingPolicy = policy
@@ -51,7 +56,7 @@ class Session:
         self.metadata = metadata
         self.counters: dict[str, int] = Counter()
         """Everything forked, dropped, clamped or ignored, under a named reason."""
-        self.tree = TurnTree()
+        self.tree = TurnTree(trace)
         self.attempts = Attempts(self.count)
         self.past = Past()
         self.slots: asyncio.Semaphore | None = None
@@ -101,9 +106,10 @@ class Session:
 
 
 class Sessions:
-    """The sessions in memory."""
+    """The sessions in memory. With `traces`, an existing folder, every turn is kept in a file there, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, traces: Path | None = None) -> None:
+        self._traces = traces
         self._sessions: dict[str, Session] = {}
 
     def open(
@@ -119,14 +125,15 @@ class Sessions:
         Returns:
             The session, and its API key in plain text, which is kept nowhere.
         """
-        key = secrets.token_urlsafe(24)
+        key, session_id = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         session = Session(
-            secrets.token_urlsafe(24),
+            session_id,
             key_digest=_digest(key),
             sampling=sampling,
             policy=policy,
             expected_sampling=expected_sampling or sampling,
             metadata=metadata or {},
+            trace=Trace(self._traces, session_id) if self._traces else None,
         )
         self._sessions[session.session_id] = session
         return session, key

@@ -33,8 +33,8 @@ class _TurnRecord(msgspec.Struct, tag="turn"):
 
 class _MarkRecord(msgspec.Struct, tag="mark"):
     turn_id: str
-    status: TurnStatus | None = None
-    continued: bool = False
+    status: TurnStatus
+    continued: bool
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -58,7 +58,7 @@ class Trace:
         fields = {name: getattr(node, name) for name in _STORED}
         self._append(_TurnRecord(node.parent.turn_id if node.parent else None, fields))
 
-    def mark(self, turn_id: str, *, status: TurnStatus | None = None, continued: bool = False) -> None:
+    def mark(self, turn_id: str, *, status: TurnStatus, continued: bool) -> None:
         """Append what became of a turn. Raises OSError as `add` does."""
         self._append(_MarkRecord(turn_id, status, continued))
 
@@ -85,22 +85,25 @@ def left_traces(folder: Path) -> list[Path]:
     return sorted(folder.glob("*" + _SUFFIX))
 
 
-def read_trace(path: Path) -> tuple[str, list[Turn]]:
-    """A session's id, and its turns as far as the trace is whole."""
+def session_id_of(path: Path) -> str:
+    """The session that a trace is of."""
+    return path.name.removesuffix(_SUFFIX)
+
+
+def read_trace(path: Path) -> list[Turn]:
+    """The turns of a session, as far as its trace is whole."""
     tree, nodes = TurnTree(), dict[str, TurnNode]()
     for record in _records(path.read_bytes()):
         if isinstance(record, _MarkRecord):
             node = nodes[record.turn_id]
-            node.status = record.status or node.status
-            node.continued = node.continued or record.continued
+            node.status, node.continued = record.status, record.continued
             continue
         fields = record.node
         fields |= {"frame": msgspec.convert(fields["frame"], Frame), "off_policy": tuple(fields["off_policy"])}
         node = TurnNode(parent=nodes[record.parent_turn_id] if record.parent_turn_id else None, **fields)
         nodes[node.turn_id] = node
         tree.nodes.append(node)
-    session_id = path.name.removesuffix(_SUFFIX)
-    return session_id, tree.turns(session_id)
+    return tree.turns(session_id_of(path))
 
 
 def _records(data: bytes) -> list[_TurnRecord | _MarkRecord]:

@@ -5,6 +5,7 @@ that its messages begin with; what it changes earlier than that opens a row of i
 """
 
 from array import array
+from typing import Protocol
 
 import msgspec
 
@@ -90,6 +91,18 @@ def unpack_floats(packed: bytes) -> list[float]:
     return array("d", packed).tolist()
 
 
+class TurnSink(Protocol):
+    """Where turns are kept as they are recorded. Every method may raise OSError: nothing was kept."""
+
+    def add(self, node: TurnNode) -> None:
+        """Keep a turn."""
+        ...
+
+    def mark(self, turn_id: str, *, status: TurnStatus, continued: bool) -> None:
+        """Keep what became of a turn."""
+        ...
+
+
 class Match(msgspec.Struct, frozen=True):
     """Where a request goes on."""
 
@@ -105,8 +118,11 @@ class Match(msgspec.Struct, frozen=True):
 class TurnTree:
     """All turns of one session, in order of completion."""
 
-    def __init__(self) -> None:
+    def __init__(self, sink: TurnSink | None = None) -> None:
         self.nodes: list[TurnNode] = []
+        self.num_unkept_marks = 0
+        """Times that what became of a turn could not be kept, the turn itself being safe."""
+        self._sink = sink
         self.messages = MessageCache()
         self._by_path: dict[int, TurnNode] = {}
         self._requests: dict[tuple[int, Frame], TurnNode] = {}
@@ -147,20 +163,36 @@ class TurnTree:
         return unpack(row) + context_ids
 
     def add(self, node: TurnNode) -> None:
-        """Record a turn that no request can continue, since its client was never given the whole of it."""
+        """Record a turn that no request can continue, since its client was never given the whole of it.
+
+        Raises:
+            OSError: The turn is recorded, but could not be kept.
+        """
         if node.parent is None and not self._has_root:
             node.opened_by = "start"
         self.nodes.append(node)
         self._requests[node.request, node.frame] = node
+        if self._sink:
+            self._sink.add(node)
 
     def publish(self, node: TurnNode, match: Match, path: int, reply: Reply, prefill: str = "") -> str | None:
         """Record a turn that requests can continue. `path` is that of the messages it answers.
 
         Returns:
             What to count it under where it is not the first to continue its parent, or not from where the parent ends.
+
+        Raises:
+            OSError: The turn could not be kept, so it is recorded as one that failed: its client must not get it.
         """
-        self.nodes.append(node)
         fork = self._fork(node, match)
+        try:
+            if self._sink:
+                self._sink.add(node)
+        except OSError:
+            node.status, node.finish_reason = "failed", "error"
+            raise
+        finally:
+            self.nodes.append(node)
         digest = self.messages.issue(node.turn_id, prefill + reply.content, reply.reasoning, reply.calls)
         path = self.messages.paths.after(path, digest)
         node.twin = self._by_path.get(path)
@@ -171,6 +203,7 @@ class TurnTree:
     def mark(self, node: TurnNode, status: TurnStatus) -> None:
         """Note that a reply was handed over, or was not after all."""
         node.status = status
+        self._keep_mark(node)
 
     def adopt(self, node: TurnNode) -> bool:
         """Note that a request continues a turn, which proves that its client has it.
@@ -178,10 +211,10 @@ class TurnTree:
         Returns:
             Whether nothing else had said so.
         """
-        node.continued = True
         is_news = node.status == "undelivered"
-        if is_news:
-            self.mark(node, "delivered")
+        if is_news or not node.continued:
+            node.continued = True
+            self.mark(node, "delivered" if is_news else node.status)
         return is_news
 
     def seal(self) -> None:
@@ -217,6 +250,13 @@ class TurnTree:
             )
             for node in self.nodes
         ]
+
+    def _keep_mark(self, node: TurnNode) -> None:
+        if self._sink:
+            try:
+                self._sink.mark(node.turn_id, status=node.status, continued=node.continued)
+            except OSError:  # the turn is safe, and a recording that is closed in order has its marks
+                self.num_unkept_marks += 1
 
     def _fork(self, node: TurnNode, match: Match) -> str | None:
         if node.parent is None:

@@ -1,10 +1,10 @@
 """The parts that several commands put together alike."""
 
-import gc
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,6 +13,7 @@ from molt.train.config import Config
 from molt.train.controller.admission import Admission
 from molt.train.controller.results import experiences_into
 from molt.train.controller.rollouts import DeskSettings, RolloutDesk
+from molt.train.controller.run_folder import RunFolder
 from molt.train.engine.protocol import Engine
 from molt.train.experience import PayloadStore
 from molt.train.gateway.app import Gateway
@@ -45,9 +46,6 @@ class Front:
 
     async def serve(self) -> None:
         """Begin to serve, and say where on stdout, for scripts that wait for it."""
-        # What start-up made stays: without this every full collection would look at all of it again.
-        gc.collect()
-        gc.freeze()
         await self.server.start()
         print(msgspec.json.encode({"url": self.server.url}).decode(), flush=True)  # noqa: T201
 
@@ -68,7 +66,9 @@ def make_front(
     progress: Callable[[], Mapping[str, Any]],
 ) -> Front:
     """Pool, gateway, control API and the HTTP server in front of them."""
-    sessions, metrics = Sessions(), Metrics()
+    traces = RunFolder(Path(config.run.dir)).traces
+    traces.mkdir(exist_ok=True)
+    sessions, metrics = Sessions(traces), Metrics()
     experiences_of = experiences_into(store)
     pool = Pool(ledger, settings=config.pool, clock=time.monotonic, experiences_of=experiences_of)
     admission = Admission(config, pool, checked.tasks)
@@ -91,6 +91,8 @@ def make_front(
         admit=admission,
         progress=progress,
     )
+    if num_rescued := desk.rescue(traces):
+        log.warning("the last server died with %d sessions open: what they had recorded is in the ledger", num_rescued)
     server = HttpServer(create_app(desk, gateway.asgi, metrics, token=token), checked.sock, config.gateway)
     metrics.gauge("open_groups", "Train groups that workers are still to finish").set_function(lambda: pool.num_open)
     metrics.gauge("ready_groups", "Complete train groups that wait to be taken").set_function(lambda: pool.num_ready)

@@ -7,6 +7,7 @@ client never reads. Here each has a time in which it must get on. A request cost
 import asyncio
 import fcntl
 import logging
+import socket
 import termios
 from array import array
 from collections import deque
@@ -18,12 +19,15 @@ from uvicorn.server import ServerState
 
 from molt.train.config.sections import GatewayConfig
 from molt.train.gateway.call_error import ErrorKind
+from molt.train.gateway.exchange import CLOSED_IN_ORDER
 from molt.train.server.refusals import refusal
 
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a head that has not come to its end."""
+_CLOSE_WAIT = 8
+"""State of a TCP connection that its client alone has ended, in the numbers of Linux's tcp_info."""
 _NO_TRAILERS: Any = deque(maxlen=0)
 """Keeps nothing: what stands behind a chunked body is no header."""
 
@@ -51,6 +55,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Since then."""
         self._num_unsent = 0
         """Bytes that the client had not taken when the write timer was started."""
+        self._is_closed_in_order = False
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -62,6 +67,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
+        self._is_closed_in_order = exc is None and self._has_taken_all()
         for timer in (self._read_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
@@ -90,6 +96,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a request."""
         super().on_message_begin()
+        self.scope["extensions"] = {CLOSED_IN_ORDER: lambda: self._is_closed_in_order}
         if self._since is None:
             self._since = self.loop.time()
         self._reading, self._num_head_bytes = "head", 0
@@ -195,6 +202,16 @@ class BoundedConnection(HttpToolsProtocol):
             return
         logger.info("cut a connection: its client took nothing in %s s", self._limits.write_timeout_s)
         self.transport.abort()
+
+    def _has_taken_all(self) -> bool:
+        """Whether a client that ended the connection had read it to the end: of one that had not, the kernel says so.
+
+        A client's kernel answers bytes that nobody will read with a reset, and a reset leaves no connection to wait on.
+        """
+        if self._outstanding():
+            return False
+        state = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        return state[0] == _CLOSE_WAIT
 
     def _outstanding(self) -> int:
         """Bytes written here and not acknowledged there. The kernel takes more from us only by the megabyte."""
