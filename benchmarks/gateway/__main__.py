@@ -1,8 +1,9 @@
 """What capture costs: the gateway against a bare ASGI application on the same server: `python -m benchmarks.gateway`.
 
 Both serve on one core, the load comes from the other one. The gateway runs the scripted engine without delays, exact
-capture and the durable record on; a single turn has a prompt of about 200 tokens and a reply of 50. The bare
-application returns the bytes of such a reply. One JSON line; times are in milliseconds, memory in bytes.
+capture and the durable record on; a single turn has a prompt of about 200 tokens and a reply of 50, each in a session of
+its own, eight to a prompt. The bare application returns the bytes of such a reply. One JSON line; times are in
+milliseconds, memory in bytes.
 """
 
 import contextlib
@@ -25,6 +26,8 @@ from molt.train.gateway.render import ChatRenderer
 
 TOKEN = "benchmark-token-0123456789"
 NUM_PROMPT, NUM_REPLY = 200, 50
+GROUP = 8
+"""Rollouts of one prompt."""
 NUM_CALLS = {1: 800, 16: 3200, 64: 3200}
 NUM_STREAMS, NUM_TURNS = 400, 100
 MARK = b'"content":" '
@@ -98,7 +101,7 @@ def serving(arguments: list[str], core: int) -> Iterator[Server]:
 
 
 class Prompts:
-    """Prompts of one length and different texts, as no two rollouts' are alike for long."""
+    """Prompts of one length. Each serves a group of rollouts, as it does in training."""
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self._num_used = 0
@@ -108,7 +111,7 @@ class Prompts:
     def body(self, *, stream: bool) -> bytes:
         """The JSON of a call."""
         self._num_used += 1
-        text = f"Task {self._num_used}:" + " word" * self._words
+        text = f"Task {self._num_used // GROUP}:" + " word" * self._words
         fields = {"model": "policy", "messages": [{"role": "user", "content": text}], "max_tokens": 2 * NUM_REPLY}
         return json.dumps(fields | ({"stream": True} if stream else {}), separators=(",", ":")).encode()
 

@@ -22,6 +22,8 @@ AT_LEAST_ONE = (
     "agent.concurrency",
     "data.eval_samples",
     "pool.max_attempts",
+    "gateway.max_body_bytes",
+    "gateway.max_session_requests",
     "sft.batch_size",
 )
 NOT_NEGATIVE = (
@@ -32,8 +34,20 @@ NOT_NEGATIVE = (
     "actor.optimizer.warmup_steps",
     "agent.num_workers",
     "engine.max_restarts",
+    "gateway.grace_s",
+    "gateway.replay_s",
+    "gateway.hold_s",
+    "gateway.min_body_bytes_per_s",
 )
-ABOVE_ZERO = ("run.stall_timeout", "rollout.timeout_s", "pool.lease_ttl_s", "actor.optimizer.max_grad_norm")
+ABOVE_ZERO = (
+    "run.stall_timeout",
+    "rollout.timeout_s",
+    "pool.lease_ttl_s",
+    "gateway.keepalive_s",
+    "gateway.header_timeout_s",
+    "gateway.write_timeout_s",
+    "actor.optimizer.max_grad_norm",
+)
 
 
 def refusal(*overrides):
@@ -58,7 +72,7 @@ def test_a_count_is_at_least_one(key):
 
 @pytest.mark.parametrize("key", NOT_NEGATIVE)
 def test_an_amount_is_not_negative(key):
-    value = "-0.5" if key == "actor.optimizer.lr" else "-1"
+    value = "-0.5" if key in ("actor.optimizer.lr", "gateway.grace_s", "gateway.replay_s", "gateway.hold_s") else "-1"
     assert refusal(f"{key}={value}") == f"{key} is {value}; it must not be negative"
     assert refusal(f"{key}=0") is None
 

@@ -21,7 +21,7 @@ from molt.train.controller.results import experiences_into
 from molt.train.controller.rollouts import DeskSettings, RolloutDesk
 from molt.train.experience import LocalPayloadStore
 from molt.train.gateway.sessions import Sessions
-from molt.train.gateway.trace import Trace
+from molt.train.gateway.trace import TraceLog
 from molt.train.gateway.turns import Frame, TurnNode, pack, pack_floats
 from molt.train.observe.metrics import Metrics
 from molt.train.pool.ledger import Ledger
@@ -471,7 +471,7 @@ async def test_the_real_client_over_the_real_server(make_desk, open_group, call_
 def test_what_a_dead_server_had_recorded_is_in_the_ledger(desk, tmp_path):
     traces = tmp_path / "traces"
     traces.mkdir()
-    trace = Trace(traces, "dead")
+    trace = TraceLog(traces).of("dead")
     trace.add(
         TurnNode(
             turn_id="t",
@@ -503,11 +503,13 @@ def test_what_a_dead_server_had_recorded_is_in_the_ledger(desk, tmp_path):
 
 
 async def test_a_trace_goes_when_the_ledger_has_the_recording(make_desk, sessions, tmp_path):
-    sessions._traces = tmp_path
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    sessions._traces = TraceLog(traces)
     desk = make_desk()
     opened = desk.open_session(SessionRequest())
-    trace = tmp_path / f"{opened.session_id}.trace"
-    trace.touch()
+    sessions.get(opened.session_id).trace.mark("t", status="delivered", continued=False)
+    assert [path.stat().st_size > 0 for path in traces.iterdir()] == [True]
     await desk.finish_session(opened.session_id, SessionResult(outcome="completed", reward=1.0))
-    assert not trace.exists()
+    assert [path.stat().st_size for path in traces.iterdir()] == [0]
     assert desk.recording(opened.session_id).state == "closed"

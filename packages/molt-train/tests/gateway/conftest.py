@@ -23,6 +23,7 @@ from molt.train.gateway.app import Gateway
 from molt.train.gateway.parse import HermesParser
 from molt.train.gateway.render import ChatRenderer
 from molt.train.gateway.sessions import Session, Sessions
+from molt.train.gateway.trace import TraceLog
 from molt.train.records.turn import Turn
 from molt.train.server.listen import HttpServer, bind
 
@@ -69,7 +70,7 @@ class Bench:
         max_model_len: int = 32768,
         engine: Any = None,
         renderer: Any = None,
-        traces: Path | None = None,
+        traces: TraceLog | None = None,
         **settings: Any,
     ) -> None:
         script = [ScriptLine(**line) for line in lines]

@@ -32,7 +32,7 @@ def check_ledger(sessions: Iterable[Session], log: Iterable[dict[str, Any]]) -> 
             rows[turn.turn_id] = _check_turn(turn, tries[-1] if tries else None, rows)
         assert held <= session.counters["engine_dead_held"]
         assert sum(turn.status == "failed" for turn in turns) == session.counters["engine_failed"]
-        _check_training(session.session_id, turns)
+        _check_training(session.session_id, turns, rows)
     assert not calls, f"engine calls of no turn: {sorted(calls)}"
 
 
@@ -59,7 +59,7 @@ def _check_turn(turn: Turn, line: dict[str, Any] | None, rows: dict[str, list[in
     return prompt + turn.token_ids
 
 
-def _check_training(session_id: str, turns: list[Turn]) -> None:
+def _check_training(session_id: str, turns: list[Turn], rows: dict[str, list[int]]) -> None:
     by_id = {turn.turn_id: turn for turn in turns}
     trained = Counter[str]()
     for segment in build_trajectory(session_id, turns).segments:
@@ -72,6 +72,7 @@ def _check_training(session_id: str, turns: list[Turn]) -> None:
             assert set(mask) <= {0, 1}
             assert len(set(mask)) <= 1, f"turn {turn_id} is trained in part"
             trained[turn_id] += any(mask)
+            assert segment.token_ids[:position] == rows[turn_id], f"turn {turn_id} stands in a row of another context"
         assert position == len(segment.token_ids)
     for turn_id, times in trained.items():
         assert times <= 1, f"turn {turn_id} is trained {times} times"

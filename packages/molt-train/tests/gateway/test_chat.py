@@ -1,6 +1,7 @@
 """Chat Completions through the real openai SDK: whole, streamed, and in tool loops."""
 # ruff: noqa: TID252 - the folders of tests are no installed package
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -38,6 +39,70 @@ async def test_a_whole_reply_shows_reasoning_text_and_calls(bench):
     assert completion.usage.completion_tokens_details.reasoning_tokens == turn.token_ids.index(think) + 1
     assert len({tool_call.id for tool_call in completion.choices[0].message.tool_calls}) == 2
     bench.check_exact(caller)
+
+
+async def test_every_field_of_a_whole_reply_is_there_and_no_other(bench, monkeypatch):
+    bench.serve({"text": FULL})
+    generate = bench.scripted.generate
+
+    async def cached(request):
+        return msgspec.structs.replace(await generate(request), num_cached_tokens=4)
+
+    monkeypatch.setattr(bench.scripted, "generate", cached)
+    caller = bench.open()
+    response = await caller.post("/v1/chat/completions", {"model": "m", "messages": USER, "tools": [CALCULATOR]})
+    body, turn = response.json(), caller.turns[0]
+    calls = body["choices"][0]["message"]["tool_calls"]
+    assert body == {
+        "id": turn.response_id,
+        "object": "chat.completion",
+        "created": body["created"],
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "Let me see: ünï😀.",
+                    "refusal": None,
+                    "reasoning": "first add",
+                    "reasoning_content": "first add",
+                    "tool_calls": [
+                        {
+                            "id": calls[0]["id"],
+                            "type": "function",
+                            "function": {"name": "calculator", "arguments": ARGUMENTS},
+                        },
+                        {
+                            "id": calls[1]["id"],
+                            "type": "function",
+                            "function": {"name": "calculator", "arguments": "{}"},
+                        },
+                    ],
+                },
+                "finish_reason": "tool_calls",
+                "logprobs": None,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": turn.prompt_length,
+            "completion_tokens": len(turn.token_ids),
+            "total_tokens": turn.prompt_length + len(turn.token_ids),
+            "prompt_tokens_details": {"cached_tokens": 4},
+            "completion_tokens_details": {"reasoning_tokens": turn.token_ids.index(bench.encode("</think>")[0]) + 1},
+        },
+        "system_fingerprint": None,
+    }
+
+
+@pytest.mark.parametrize("end", ["</think>", call("{}"), ""])
+async def test_reasoning_is_counted_to_what_ends_it(bench, end):
+    bench.serve({"text": "<think>\nfirst add\n" + end})
+    caller = bench.open()
+    completion = await caller.openai.chat.completions.create(model="m", messages=USER, tools=[CALCULATOR])
+    before = len(bench.encode("<think>\nfirst add\n"))
+    counted = {"</think>": before + 1, "": before + 1}.get(end, before)  # the end of the mark, or of the reply
+    assert completion.usage.completion_tokens_details.reasoning_tokens == counted
 
 
 @pytest.mark.parametrize("chunks", [[], [1000], [1, 2, 3, 5, 8, 13]])
@@ -146,6 +211,7 @@ async def test_finish_reasons_are_those_of_the_engine_unless_a_call_is_whole(ben
             "text": '<tool_call>\n{"name": "calculator", "arguments": {"a"',
             "finish_reason": "length",
         },
+        {"match": "broken call", "text": call('{"a": 2')},
         {"match": "ended call", "text": call("{}") + "\n<tool_call>\n{", "finish_reason": "length"},
         {"text": call("{}")},
     )
@@ -167,6 +233,7 @@ async def test_finish_reasons_are_those_of_the_engine_unless_a_call_is_whole(ben
         "calls": [["calculator", '{"a"']],
         "finish_reason": "length",
     }
+    assert (await finish("broken call"))["finish_reason"] == "stop", "there is no call to be run"
     assert (await finish("ended call"))["finish_reason"] == "length"
     assert (await finish("x"))["finish_reason"] == "tool_calls"
     named = {"type": "function", "function": {"name": "calculator"}}

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from molt.train.gateway.wires.chat import ChatDialect
+
 from .replies import CALCULATOR, call
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -329,6 +331,19 @@ async def test_a_legacy_call_streams_as_function_call(bench):
     assert [(part.name, part.arguments) for part in calls[:1]] == [("calculator", "")]
     assert "".join(part.arguments for part in calls) == '{"a": 1}'
     assert chunks[-1].finish_reason == "function_call"
+
+
+@pytest.mark.parametrize(
+    ("effort", "kwargs"),
+    [
+        (None, {}),
+        ("high", {"reasoning_effort": "high"}),
+        ("none", {"reasoning_effort": "none", "enable_thinking": False}),
+    ],
+)
+async def test_reasoning_effort_is_told_to_the_template(effort, kwargs):
+    body = {"messages": USER, "reasoning_effort": effort, "chat_template_kwargs": {"own": 1}}
+    assert ChatDialect().parse(json.dumps(body).encode()).template_kwargs == {"own": 1} | kwargs
 
 
 async def test_reasoning_effort_reaches_the_template(bench):

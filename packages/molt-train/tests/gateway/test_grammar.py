@@ -42,7 +42,9 @@ def admits(compiler, session):
 
     def check(reply, *, reasoning="none", tools=(), **request):
         model_call = ModelCall(model="m", messages=[], **request)
-        grammar = reply_grammar(model_call, tools, parser=HermesParser(), reasoning=reasoning, session=session)
+        grammar = reply_grammar(
+            model_call, tools, parser=HermesParser(), reasoning=reasoning, policy=session.policy, count=session.count
+        )
         compiled = {
             "structural_tag": lambda: compiler.compile_structural_tag(grammar.text),
             "json_schema": lambda: compiler.compile_json_schema(grammar.text),
@@ -56,7 +58,9 @@ def admits(compiler, session):
 
 def grammar_of(session, tools=(), reasoning="optional", **request):
     model_call = ModelCall(model="m", messages=[], **request)
-    return reply_grammar(model_call, tools, parser=HermesParser(), reasoning=reasoning, session=session)
+    return reply_grammar(
+        model_call, tools, parser=HermesParser(), reasoning=reasoning, policy=session.policy, count=session.count
+    )
 
 
 def test_a_request_that_only_offers_tools_leaves_the_sampling_free(session):
@@ -203,11 +207,14 @@ def test_a_family_whose_calls_no_grammar_knows_cannot_be_made_to_call(session):
 
     for choice in (ToolChoice(), ToolChoice(max_calls=1), ToolChoice(strict=("search",))):
         free = ModelCall(model="m", messages=[], tool_choice=choice)
-        assert reply_grammar(free, TOOLS, parser=Other(), reasoning="none", session=session) is None
+        assert (
+            reply_grammar(free, TOOLS, parser=Other(), reasoning="none", policy=session.policy, count=session.count)
+            is None
+        )
     assert session.counters == {"parallel_calls_not_prevented": 1, "strict_not_enforced": 1}
     required = ModelCall(model="m", messages=[], tool_choice=ToolChoice(mode="required"))
     with pytest.raises(CallError, match="cannot be bound"):
-        reply_grammar(required, TOOLS, parser=Other(), reasoning="none", session=session)
+        reply_grammar(required, TOOLS, parser=Other(), reasoning="none", policy=session.policy, count=session.count)
 
 
 class Refusing:

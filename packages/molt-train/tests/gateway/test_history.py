@@ -56,6 +56,14 @@ async def test_an_echo_is_known_by_content_when_its_ids_are_not_ours(bench):
     assert await echoed(bench, id="call_0", content="<think>\nhm\n</think>\n\nI add.\n") == (0, {})
 
 
+async def test_space_around_an_echoed_text_does_not_count(bench):
+    bench.serve({"text": " fine \n"}, {"text": "more"})
+    caller = bench.open()
+    assert (await chat(caller, USER))["content"] == " fine \n"
+    await chat(caller, USER, said("fine"), USER)
+    assert parents(caller) == ["start", 0]
+
+
 async def test_an_echo_is_known_by_our_ids_whatever_became_of_its_arguments(bench):
     assert await echoed(bench, function={"arguments": "{truncated"}) == (0, {"echo_differs": 1})
     renamed = {"name": "invalid", "arguments": '{"tool": "calculator"}'}
@@ -223,7 +231,8 @@ async def test_a_side_call_is_marked_auxiliary(bench):
     caller = bench.open()
     await chat(caller, {"role": "system", "content": "Write a title."}, USER)
     await chat(caller, SYSTEM, USER, tools=[CALCULATOR])
-    assert [turn.auxiliary for turn in caller.turns] == [True, False]
+    await chat(caller, SYSTEM, {"role": "user", "content": "Thanks."})
+    assert [turn.auxiliary for turn in caller.turns] == [True, False, False], "the same agent may ask without tools"
 
 
 async def test_a_failed_delta_opens_a_row_with_its_reason(bench, monkeypatch):

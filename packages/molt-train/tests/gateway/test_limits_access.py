@@ -1,11 +1,15 @@
 """Who is let in, where to, and what the others are told; on every wire."""
 # ruff: noqa: TID252 - the folders of tests are no installed package
 
+import hmac
 import logging
+from types import SimpleNamespace
 
 import anthropic
 import openai
 import pytest
+
+from molt.train.gateway import sessions
 
 from .every_wire import CHAT, EVERY, MESSAGES
 
@@ -50,6 +54,21 @@ async def test_either_of_two_different_keys_may_be_the_sessions(bench, wire):
         for extra in ({}, {placeholder: "Bearer none"}):
             response = await bench.http.post(caller.url + wire.path, content=wire.body(), headers=headers | extra)
             assert response.status_code == 200
+
+
+async def test_every_key_is_compared_in_constant_time_whether_the_session_exists_or_not(bench, monkeypatch):
+    compared = []
+
+    def compare(given, kept):
+        compared.append((len(given), len(kept)))
+        return hmac.compare_digest(given, kept)
+
+    monkeypatch.setattr(sessions, "hmac", SimpleNamespace(compare_digest=compare))
+    caller = bench.open()
+    for session_id in (caller.session.session_id, "unknown"):
+        for headers in ({"authorization": f"Bearer {caller.key}", "x-api-key": "x"}, {"authorization": "Bearer x"}):
+            await bench.http.post(f"{bench.url}/s/{session_id}{CHAT.path}", content=CHAT.body(), headers=headers)
+    assert compared == [(32, 32)] * 6, "of digests, which are as long whatever was given"
 
 
 @EVERY

@@ -98,8 +98,9 @@ async def test_count_tokens_is_what_the_call_is_given_and_records_nothing(bench)
     caller = bench.open()
     kwargs = {"model": "m", "system": "Be brief.", "tools": [CALCULATOR_BLOCK], "thinking": {"type": "adaptive"}}
     counted = await caller.anthropic.messages.count_tokens(messages=USER, **kwargs)
-    assert caller.turns == []
+    assert (caller.turns, caller.session.counters, bench.log) == ([], {}, [])
     first = await caller.anthropic.messages.create(messages=USER, max_tokens=50, **kwargs)
+    assert caller.turns[0].opened_by == "start"
     assert counted.input_tokens == first.usage.input_tokens
     longer = [*USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": "more"}]
     counted = await caller.anthropic.messages.count_tokens(messages=longer, **kwargs)

@@ -189,6 +189,8 @@ async def test_input_tokens_leave_out_cached_ones_and_thinking_is_counted(bench,
     assert usage.input_tokens + 4 == turn.prompt_length
     assert usage.output_tokens == len(turn.token_ids)
     assert usage.output_tokens_details.thinking_tokens == len(bench.encode("<think>\nhm\n</think>"))
+    begun = events((await post(caller, stream=True)).content)[0][1]["message"]["usage"]
+    assert (begun["input_tokens"], begun["cache_read_input_tokens"]) == (usage.input_tokens, 4), "known from the start"
 
 
 async def test_an_engine_that_dies_in_mid_stream_is_an_error_event_and_no_end(bench):

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from molt.train.gateway.exchange import Exchange
+from molt.train.server.connection import BoundedConnection
 
 from .conftest import until
 from .gated import gated
@@ -385,6 +386,30 @@ async def test_a_client_that_closed_before_its_reply_was_written_leaves_it_undel
     client = await RawClient.post(caller, CHAT, {**BODIES[CHAT], "stream": stream})
     await until(lambda: engine.running)
     client.close()
+    engine.gate.release()
+    await until(lambda: caller.turns and not caller.session.attempts._under_way)
+    assert [turn.status for turn in caller.turns] == ["undelivered"]
+
+
+@MODES
+async def test_a_connection_that_ended_just_before_the_reply_was_written_leaves_it_undelivered(
+    bench, monkeypatch, stream
+):
+    monkeypatch.setattr(Exchange, "watch", lambda self, left=None: None)  # the watcher has not heard of it yet
+    ended = []
+    connection_lost = BoundedConnection.connection_lost
+
+    def lost(self, exc):
+        connection_lost(self, exc)
+        ended.append(self)
+
+    monkeypatch.setattr(BoundedConnection, "connection_lost", lost)
+    engine = gated(bench, "one")
+    caller = bench.open()
+    client = await RawClient.post(caller, CHAT, {**BODIES[CHAT], "stream": stream})
+    await until(lambda: engine.running)
+    client.close()
+    await until(lambda: ended)
     engine.gate.release()
     await until(lambda: caller.turns and not caller.session.attempts._under_way)
     assert [turn.status for turn in caller.turns] == ["undelivered"]

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from molt.train.gateway import trace as trace_module
-from molt.train.gateway.trace import Trace, left_traces, read_trace
+from molt.train.gateway.trace import TraceLog, delete_traces, read_traces
 from molt.train.gateway.turns import Frame, TurnNode, TurnTree, pack, pack_floats
 
 
@@ -46,28 +46,33 @@ def recorded(trace):
     return tree
 
 
-def test_a_trace_reads_back_as_the_tree_that_wrote_it(tmp_path):
-    tree = recorded(Trace(tmp_path, "s1"))
-    assert left_traces(tmp_path) == [tmp_path / "s1.trace"]
-    assert read_trace(tmp_path / "s1.trace") == tree.turns("s1")
+@pytest.fixture
+def log(tmp_path):
+    log = TraceLog(tmp_path)
+    yield log
+    log.close()
 
 
-def test_a_torn_or_damaged_tail_loses_only_itself(tmp_path):
-    tree = recorded(Trace(tmp_path, "s1"))
-    path = tmp_path / "s1.trace"
+def test_a_log_reads_back_as_the_trees_that_wrote_it(log, tmp_path):
+    trees = {session_id: recorded(log.of(session_id)) for session_id in ("s1", "s2")}
+    assert read_traces(tmp_path) == {session_id: tree.turns(session_id) for session_id, tree in trees.items()}
+
+
+def test_a_torn_or_damaged_tail_loses_only_itself(log, tmp_path):
+    first_turn = recorded(log.of("s1")).turns("s1")[0]
+    (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
-    first_turn = tree.turns("s1")[0]
     for cut in range(len(whole) - 1, len(whole) - 40, -7):
         path.write_bytes(whole[:cut])
-        assert read_trace(path) == [first_turn]
+        assert read_traces(tmp_path) == {"s1": [first_turn]}
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert read_trace(path) == [first_turn]
+    assert read_traces(tmp_path) == {"s1": [first_turn]}
 
 
-def test_a_full_disk_leaves_the_trace_as_it_was(tmp_path, monkeypatch):
-    trace = Trace(tmp_path, "s1")
+def test_a_full_disk_leaves_the_log_as_it_was(log, tmp_path, monkeypatch):
+    trace = log.of("s1")
     recorded(trace)
-    path = tmp_path / "s1.trace"
+    (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
 
     def short(file, data):
@@ -79,48 +84,61 @@ def test_a_full_disk_leaves_the_trace_as_it_was(tmp_path, monkeypatch):
         trace.add(node("c"))
     assert path.read_bytes() == whole
 
-    def full(file, data):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(trace_module.os, "write", full)
     with pytest.raises(OSError, match="No space"):
         trace.mark("a", status="delivered", continued=False)
     monkeypatch.undo()
     trace.add(node("c"))
-    assert len(read_trace(path)) == 3
+    assert len(read_traces(tmp_path)["s1"]) == 3
 
 
-def test_a_discarded_trace_is_gone(tmp_path):
-    trace = Trace(tmp_path, "s1")
-    trace.discard()
-    recorded(trace)
-    trace.discard()
-    assert left_traces(tmp_path) == []
+def test_a_segment_stays_while_a_session_in_it_is_open(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_module, "SEGMENT_BYTES", 1)
+    traces = {session_id: log.of(session_id) for session_id in ("s1", "s2", "s3")}
+    for session_id, turn_id in [("s1", "a"), ("s2", "b"), ("s1", "c"), ("s3", "d")]:
+        traces[session_id].add(node(turn_id))
+    assert len(list(tmp_path.iterdir())) == 4
+    traces["s1"].discard()
+    assert set(read_traces(tmp_path)) == {"s2", "s3"}
+    traces["s3"].discard()
+    assert set(read_traces(tmp_path)) == {"s2"}
+    traces["s2"].discard()
+    assert read_traces(tmp_path) == {}
+    traces["s2"].add(node("e"))
+    assert set(read_traces(tmp_path)) == {"s2"}
+    log.close()
+    assert len(list(tmp_path.iterdir())) == 1
+    delete_traces(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def full(file, data):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_turn_is_in_the_file_before_its_client_has_the_reply(bench, tmp_path):
-    bench.serve({"text": "one"}, {"text": "two"}, traces=tmp_path)
+async def test_a_turn_is_in_the_file_before_its_client_has_the_reply(bench, log, tmp_path):
+    bench.serve({"text": "one"}, {"text": "two"}, traces=log)
     caller = bench.open()
-    path = tmp_path / f"{caller.session.session_id}.trace"
+
+    def kept():
+        return read_traces(tmp_path)[caller.session.session_id]
+
     messages = [{"role": "user", "content": "hi"}]
     first = await caller.openai.chat.completions.create(model="m", messages=messages)
-    assert read_trace(path) == caller.turns
+    assert kept() == caller.turns
     messages += [first.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "and"}]
     async for _ in await caller.openai.chat.completions.create(model="m", messages=messages, stream=True):
-        assert len(read_trace(path)) >= 1
-    assert read_trace(path) == caller.turns
+        assert len(kept()) >= 1
+    assert kept() == caller.turns
     assert [turn.status for turn in caller.turns] == ["delivered", "delivered"]
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_reply_that_cannot_be_kept_is_not_given_out(bench, tmp_path, monkeypatch):
-    bench.serve({"text": "one"}, {"text": "two"}, traces=tmp_path)
+async def test_a_reply_that_cannot_be_kept_is_not_given_out(bench, log, tmp_path, monkeypatch):
+    bench.serve({"text": "one"}, {"text": "two"}, traces=log)
     caller = bench.open()
     body = {"messages": [{"role": "user", "content": "hi"}]}
-
-    def full(file, data):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr(trace_module.os, "write", full)
@@ -131,4 +149,4 @@ async def test_a_reply_that_cannot_be_kept_is_not_given_out(bench, tmp_path, mon
     assert answered.json()["choices"][0]["message"]["content"] == "two"
     assert [turn.status for turn in caller.turns] == ["failed", "delivered"]
     assert caller.session.counters["turns_unkept"] == 1
-    assert [turn.status for turn in read_trace(tmp_path / f"{caller.session.session_id}.trace")] == ["delivered"]
+    assert [turn.status for turn in read_traces(tmp_path)[caller.session.session_id]] == ["delivered"]

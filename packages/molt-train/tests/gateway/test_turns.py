@@ -3,13 +3,14 @@
 
 import asyncio
 import json
+from collections import defaultdict, deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from molt.train.gateway.call import ModelCall
-from molt.train.gateway.history import MessageCache, Paths
+from molt.train.gateway.history import MessageCache, Paths, Tools
 from molt.train.gateway.routes import WIRES
 from molt.train.trajectory import build_trajectory
 
@@ -200,6 +201,37 @@ async def test_opencodes_title_call_is_auxiliary_wherever_it_comes(bench, place)
     assert len(segments[None].turn_ids) == 2
 
 
+async def test_a_raw_prompt_beside_an_agent_with_tools_is_no_side_call(bench):
+    bench.serve({"text": "fine"})
+    caller = bench.open()
+    await chat(caller, SYSTEM, USER, tools=[CALCULATOR])
+    assert (await caller.post("/v1/completions", {"prompt": "raw"})).status_code == 200
+    await chat(caller, {"role": "system", "content": "You write titles."}, USER)
+    assert [turn.auxiliary for turn in caller.turns] == [False, False, True]
+
+
+async def test_beside_a_conversation_without_tools_nothing_tells_a_title_call_from_a_critic(bench):
+    bench.serve({"text": "fine"})
+    caller = bench.open()
+    await chat(caller, SYSTEM, USER)
+    await chat(caller, {"role": "system", "content": "You write titles."}, USER)
+    await chat(caller, SYSTEM, USER, said("fine"), MORE)
+    await chat(caller, {"role": "system", "content": "You judge answers."}, said("fine"))
+    assert [turn.auxiliary for turn in caller.turns] == [False] * 4
+    assert all(segment.trained for segment in trajectory(caller).segments)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_siblings_of_a_first_call_are_samples_of_one_request(bench, path):
+    bench.serve({"text": "a"}, {"text": "b"}, {"text": "c"})
+    caller = bench.open()
+    asked = {"messages": [USER]} if path == CHAT else {"prompt": "raw"}
+    assert (await caller.post(path, {**asked, "n": 3})).status_code == 200
+    assert parents(caller) == ["start", "resampled", "resampled"]
+    await chat(caller, SYSTEM, USER)
+    assert parents(caller)[3] == "new_conversation"
+
+
 async def test_several_new_messages_are_in_the_row_in_their_order(bench):
     bench.serve({"text": call('{"a": 1}') + call('{"a": 2}')}, {"text": "ok"})
     caller = bench.open()
@@ -258,14 +290,17 @@ async def test_a_history_that_goes_on_from_another_reads_as_one_read_from_the_st
     for keep, new in steps:
         sent = [*sent[:keep], *new]
         request = ModelCall(model="m", messages=[bytes(bytearray(raw)) for raw in sent])
-        history = cache.history(request, dialect, lambda _: None)
-        cache._recent.clear()
-        fresh = cache.history(request, dialect, lambda _: None)
-        for name in ("links", "paths", "num_system", "system", "_ends"):
+        history = await cache.history(request, dialect)
+        recent, cache._recent = cache._recent, defaultdict(deque)
+        fresh = await cache.history(request, dialect)
+        cache._recent = recent
+        for name in ("links", "paths", "num_system", "system"):
             assert getattr(history, name) == getattr(fresh, name)
+        assert history.chain.ends == fresh.chain.ends
+        cache.keep(history, Tools(b"", []), lambda _: None)
         for after in range(-1, len(sent)):
             expected = [dialect.messages(raw, "", lambda _: None)[0] for raw in sent[after + 1 :]]
-            assert history.messages(after) == expected
+            assert await history.messages(after) == expected
 
 
 async def test_a_closed_session_keeps_its_turns_and_nothing_else(bench):
@@ -277,4 +312,4 @@ async def test_a_closed_session_keeps_its_turns_and_nothing_else(bench):
     await bench.sessions.close(caller.session.session_id)
     tree = caller.session.tree
     assert caller.turns == turns
-    assert [*tree._by_path, *tree._requests, *tree.messages._links, *tree.messages._recent] == []
+    assert [*tree._by_path, *tree._requests, *tree.messages._known, *tree.messages._recent] == []

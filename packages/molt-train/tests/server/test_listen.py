@@ -6,6 +6,7 @@ import socket
 import httpx
 import pytest
 
+from molt.train.config.sections import GatewayConfig
 from molt.train.errors import ConfigError, RunError
 from molt.train.server import HttpServer, bind
 
@@ -59,6 +60,18 @@ def test_answers_are_not_held_back_by_the_kernel():
         sock.listen()
         with socket.create_connection(sock.getsockname()), sock.accept()[0] as connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+async def test_a_client_that_lost_its_power_is_noticed():
+    server = HttpServer(hello, bind("127.0.0.1", 0, token="t"), GatewayConfig(write_timeout_s=7.5))
+    sock = server._sock
+    sock.listen()
+    with socket.create_connection(sock.getsockname()), sock.accept()[0] as connection:
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 10
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7500
+    await server.stop()
 
 
 async def test_the_port_is_taken_before_anyone_is_answered_and_free_again_afterwards():

@@ -1,7 +1,7 @@
 """Engines as Ray actors: one handle each, and the fleet that starts, watches and restarts them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -49,7 +49,7 @@ class RayEngine:
         except RayTaskError as error:
             raise _cause(error, request.request_id) from None
 
-    async def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineChunk]:
         """The generation as it is sampled."""
         try:
             async for ref in self.actor.stream.options(num_returns="streaming").remote(request):

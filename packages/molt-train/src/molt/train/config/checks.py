@@ -72,6 +72,8 @@ def _check_ranges(config: Config) -> None:
         "agent.concurrency": config.agent.concurrency,
         "data.eval_samples": config.data.eval_samples,
         "pool.max_attempts": config.pool.max_attempts,
+        "gateway.max_body_bytes": config.gateway.max_body_bytes,
+        "gateway.max_session_requests": config.gateway.max_session_requests,
         "sft.batch_size": config.sft.batch_size,
     }
     for key, value in at_least_one.items():
@@ -85,6 +87,9 @@ def _check_ranges(config: Config) -> None:
         "actor.optimizer.warmup_steps": config.actor.optimizer.warmup_steps,
         "agent.num_workers": config.agent.num_workers,
         "engine.max_restarts": config.engine.max_restarts,
+        "gateway.grace_s": config.gateway.grace_s,
+        "gateway.replay_s": config.gateway.replay_s,
+        "gateway.hold_s": config.gateway.hold_s,
         "gateway.min_body_bytes_per_s": config.gateway.min_body_bytes_per_s,
     }
     for key, value in not_negative.items():
@@ -94,6 +99,7 @@ def _check_ranges(config: Config) -> None:
         "run.stall_timeout": config.run.stall_timeout,
         "rollout.timeout_s": config.rollout.timeout_s,
         "pool.lease_ttl_s": config.pool.lease_ttl_s,
+        "gateway.keepalive_s": config.gateway.keepalive_s,
         "gateway.header_timeout_s": config.gateway.header_timeout_s,
         "gateway.write_timeout_s": config.gateway.write_timeout_s,
         "actor.optimizer.max_grad_norm": config.actor.optimizer.max_grad_norm,

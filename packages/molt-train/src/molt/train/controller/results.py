@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from molt.agents.protocol import ResultReport, SessionResult
 from molt.train.experience import PayloadStore, make_experience, to_payload
 from molt.train.gateway.sessions import Session
-from molt.train.gateway.trace import read_trace, session_id_of
 from molt.train.pool.groups import ExperiencesOf
 from molt.train.records.experience import Experience
 from molt.train.records.recording import Recording, SessionState
@@ -38,9 +36,9 @@ def recording_of(session: Session, rules: TrainingRules) -> Recording:
     return _recording(session.session_id, session.turns(), rules, state=session.state, counters=session.counters)
 
 
-def recording_of_trace(path: Path, rules: TrainingRules) -> Recording:
+def recording_of_turns(session_id: str, turns: list[Turn], rules: TrainingRules) -> Recording:
     """What a session of a server that died had recorded."""
-    return _recording(session_id_of(path), read_trace(path), rules, state="closed", counters={"rescued": 1})
+    return _recording(session_id, turns, rules, state="closed", counters={"rescued": 1})
 
 
 def _recording(

@@ -28,9 +28,9 @@ from molt.agents.protocol import (
     SessionResult,
 )
 from molt.train.config import Config
-from molt.train.controller.results import outcome_of, recording_of, recording_of_trace
+from molt.train.controller.results import outcome_of, recording_of, recording_of_turns
 from molt.train.gateway.sessions import SamplingPolicy, Sessions
-from molt.train.gateway.trace import left_traces, session_id_of
+from molt.train.gateway.trace import delete_traces, read_traces
 from molt.train.pool.groups import ExperiencesOf
 from molt.train.pool.leases import Assignment, Expired
 from molt.train.pool.pool import Pool
@@ -254,12 +254,12 @@ class RolloutDesk:
 
     def rescue(self, traces: Path) -> int:
         """Keep what sessions had recorded when the last server died. Returns how many there were."""
-        paths = left_traces(traces)
-        for path in paths:
-            if self._pool.ledger.recording(session_id_of(path)) is None:
-                self._pool.keep_session(recording_of_trace(path, self._settings.rules), None)
-            path.unlink()
-        return len(paths)
+        left = read_traces(traces)
+        lost = [session_id for session_id in left if self._pool.ledger.recording(session_id) is None]
+        for session_id in lost:
+            self._pool.keep_session(recording_of_turns(session_id, left[session_id], self._settings.rules), None)
+        delete_traces(traces)
+        return len(lost)
 
     def finish(self) -> None:
         """Tell every worker that asks for leases, now or later, that the run is over. Results are still taken."""

@@ -36,8 +36,8 @@ class RunFolder:
 
     @property
     def traces(self) -> Path:
-        """The turns of every session whose recording the ledger has not yet, a file a session."""
-        return self.path / "sessions"
+        """The turns of every session whose recording the ledger has not yet."""
+        return self.path / "traces"
 
     @property
     def checkpoints(self) -> Path:

@@ -11,7 +11,7 @@ file order. Lines of one match form a queue, used in order; its last line repeat
 import asyncio
 import itertools
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Literal
@@ -139,7 +139,10 @@ class ScriptedEngine:
 
     async def generate(self, request: EngineRequest) -> EngineChunk:
         """The whole generation at once. See `Engine.generate`."""
-        chunks = [chunk async for chunk in self._run(request, streamed=False)]
+        line = self._next_line(request.prompt_token_ids)
+        if not (line.delay_s or line.chunk_delay_s or line.error):
+            return self._at_once(line, request)
+        chunks = [chunk async for chunk in self._run(line, request, streamed=False)]
         if len(chunks) == 1:
             return chunks[0]
         return EngineChunk(
@@ -151,20 +154,32 @@ class ScriptedEngine:
             top_logprobs=[top for chunk in chunks for top in chunk.top_logprobs],
         )
 
-    def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+    def stream(self, request: EngineRequest) -> AsyncGenerator[EngineChunk]:
         """The generation chunk by chunk. See `Engine.stream`."""
-        return self._run(request, streamed=True)
+        return self._run(self._next_line(request.prompt_token_ids), request, streamed=True)
 
     async def abort(self, request_id: str) -> None:
         """Stop a running call: it ends with what it has sampled, `finish_reason` abort. Unknown ids are ignored."""
         if aborted := self._running.get(request_id):
             aborted.set()
 
-    async def _run(self, request: EngineRequest, *, streamed: bool) -> AsyncIterator[EngineChunk]:
-        line = self._next_line(request.prompt_token_ids)
+    def _at_once(self, line: ScriptLine, request: EngineRequest) -> EngineChunk:
+        """What a line says that neither waits nor fails: nobody can abort it."""
+        token_ids, finish, stop_string = self._sample(line, request)
+        self._write_log(request, line, token_ids, finish)
+        return EngineChunk(
+            token_ids=token_ids,
+            logprobs=[line.logprob] * len(token_ids),
+            versions=[line.policy_version] * len(token_ids),
+            finish_reason=finish,
+            stop_string=stop_string,
+            top_logprobs=self._alternatives(token_ids, line.logprob, request.num_top_logprobs),
+        )
+
+    async def _run(self, line: ScriptLine, request: EngineRequest, *, streamed: bool) -> AsyncGenerator[EngineChunk]:
         token_ids, finish, stop_string = self._sample(line, request)
         aborted = self._running[request.request_id] = asyncio.Event()
-        num_sampled, ended = 0, None
+        num_sampled, ended, version = 0, None, line.policy_version
         try:
             for start, end in self._cuts(line, len(token_ids), streamed=streamed):
                 if await _aborted_within(aborted, line.chunk_delay_s if start else line.delay_s, streamed=streamed):
@@ -179,7 +194,7 @@ class ScriptedEngine:
                 yield EngineChunk(
                     token_ids=token_ids[start:end],
                     logprobs=[line.logprob] * (end - start),
-                    versions=[line.policy_version] * (end - start),
+                    versions=[version] * (end - start),
                     finish_reason=finish if last else None,
                     stop_string=stop_string if last else None,
                     top_logprobs=self._alternatives(token_ids[start:end], line.logprob, request.num_top_logprobs),

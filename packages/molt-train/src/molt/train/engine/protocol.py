@@ -1,6 +1,6 @@
 """What the gateway needs of an engine, and nothing more."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Literal, Protocol
 
 import msgspec
@@ -76,7 +76,7 @@ class Engine(Protocol):
         """The whole generation at once."""
         ...
 
-    def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+    def stream(self, request: EngineRequest) -> AsyncGenerator[EngineChunk]:
         """The generation as it is sampled; the last chunk carries `finish_reason`."""
         ...
 

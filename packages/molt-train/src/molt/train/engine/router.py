@@ -6,7 +6,7 @@ that of its session, else the least loaded. It moves when the engine is gone or 
 """
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -80,7 +80,7 @@ class Router:
                 self._count(request, chunk)
                 return chunk
 
-    async def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineChunk]:
         """The generation as it is sampled; raises EngineDeadError, and tries once more, as `generate` does."""
         busy: _Seat | None = None
         begun = False

@@ -4,7 +4,7 @@ import asyncio
 import math
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from itertools import repeat
 from typing import Any, Literal
 
@@ -89,7 +89,7 @@ class VllmEngine:
         (whole,) = [output async for output in self._outputs(request, streamed=False)]
         return whole
 
-    async def stream(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineChunk]:
         """One generation in the engine's own chunks; the versions of all its tokens come with the last."""
         async for chunk in self._outputs(request, streamed=True):
             yield chunk
@@ -98,7 +98,7 @@ class VllmEngine:
         """Stop a generation."""
         await self._llm.abort(request_id)
 
-    async def _outputs(self, request: EngineRequest, *, streamed: bool) -> AsyncIterator[EngineChunk]:
+    async def _outputs(self, request: EngineRequest, *, streamed: bool) -> AsyncGenerator[EngineChunk]:
         from vllm.exceptions import VLLMClientError, VLLMError
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 

@@ -53,7 +53,7 @@ class VllmFormat:
             else {"messages": []}
         )
         parser = self._with_calls if offers_tools else self._without_calls
-        made = parser(self._tokenizer, request.tools) if parser else None
+        made = parser(self._tokenizer, [*request.tools] if request.tools else None) if parser else None
         return VllmReply(made, request, list(prompt_end))
 
     def _compose(self, tool_parser: str, reasoning_parser: str) -> "type[Parser] | None":

@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import aclosing
 
 import msgspec
 
@@ -14,8 +14,18 @@ from molt.train.gateway.call import Dialect, ModelCall, Reply, Step
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.delivery import Delivery
 from molt.train.gateway.exchange import Exchange
-from molt.train.gateway.generate import CallContext, Run, new_reply
-from molt.train.gateway.prompt import Conversation, Model, Prompt, prepare, prepare_each, read_conversation
+from molt.train.gateway.generate import CallContext, Emit, Run, new_reply
+from molt.train.gateway.meters import Meters
+from molt.train.gateway.prompt import (
+    Conversation,
+    Model,
+    Prompt,
+    accept,
+    prepare,
+    prepare_each,
+    read_conversation,
+    room_for,
+)
 from molt.train.gateway.sessions import Session
 from molt.train.observe.metrics import Metrics
 from molt.train.records.turn import Wire
@@ -28,12 +38,7 @@ class Responder:
 
     def __init__(self, model: Model, settings: GatewayConfig, metrics: Metrics) -> None:
         self._model, self._settings = model, settings
-        self._seconds = metrics.histogram("gateway_call_seconds", "Time to answer a model call", labels=("wire",))
-        self._tokens = metrics.counter("gateway_sampled_tokens", "Tokens sampled for clients", labels=("wire",))
-        self._prompt = metrics.counter("gateway_prompt_tokens", "Prompt tokens given to engines", labels=("wire",))
-        self._cached = metrics.counter(
-            "gateway_cached_tokens", "Prompt tokens that engines had in their prefix cache", labels=("wire",)
-        )
+        self._meters = Meters(metrics)
 
     async def answer(self, exchange: Exchange, *, session: Session, call: ModelCall, dialect: Dialect) -> None:
         """Serve one call.
@@ -45,9 +50,7 @@ class Responder:
             CallError: The call is refused, or failed.
         """
         started = time.perf_counter()
-        for note in call.notes:
-            session.count(note)
-        conversation = read_conversation(session, call, dialect)
+        conversation = await read_conversation(session, call, dialect)
         encoder = dialect.encoder(call, lambda token_id: self._model.renderer.decode([token_id]))
         delivery = Delivery(exchange, encoder, dialect, stream=call.stream, tree=session.tree)
         if call.wishes.max_tokens == 0:
@@ -72,7 +75,7 @@ class Responder:
             )
             attempt.join(exchange)
             await self._sample(context, attempt, conversation, delivery)
-            self._seconds.labels(dialect.wire).observe(time.perf_counter() - started)
+            self._meters.answered(dialect.wire, seconds=time.perf_counter() - started, replies=attempt.replies)
 
     async def _sample(
         self, context: CallContext, attempt: Attempt, conversation: Conversation, delivery: Delivery
@@ -80,18 +83,27 @@ class Responder:
         """Sample what the attempt asks for, for its own client and for those that join later."""
         session, call = context.session, context.call
         try:
-            async with self._slot(session):
+            slots = await self._slot(session)
+            try:
                 prompts = await prepare_each(self._model, session, call, conversation)
+                for prompt in prompts:
+                    room_for(self._model, prompt.token_ids)  # of all, before anything of any is counted
+                await call.accepted()
                 if session.state == "closed" or attempt.is_given_up:
                     raise CallError("closed", "the session was closed, or its client gone, before the call was sampled")
                 runs = _runs(context, prompts)
-                attempt.runs, delivery.replies = runs, [run.reply for run in runs]
-                async with aclosing(runs[0].steps() if len(runs) == 1 else _merged(runs)) as steps:
-                    async for step in steps:
-                        attempt.publish(step)
-                        await delivery.step(step, is_last=all(run.node for run in runs))
+                accept(session, call, conversation, prompts)
+                attempt.runs = runs
+                delivery.begin(runs)
+
+                async def emit(step: Step) -> None:
+                    attempt.publish(step)
+                    await delivery.step(step, is_last=None not in [run.node for run in runs])
+
+                await _sample_all(runs, emit)
+            finally:
+                slots.release()
             attempt.end()
-            self._count_tokens(context.dialect.wire, [run.reply for run in runs])
             if not await delivery.finish(attempt.nodes) and not attempt.is_followed:
                 session.count("replies_undelivered")
         except CallError as error:
@@ -103,28 +115,26 @@ class Responder:
         finally:
             session.attempts.settle(attempt)
 
-    def _count_tokens(self, wire: Wire, replies: Sequence[Reply]) -> None:
-        self._tokens.labels(wire).inc(sum([len(reply.token_ids) for reply in replies]))
-        self._prompt.labels(wire).inc(sum([reply.prompt_tokens for reply in replies]))
-        self._cached.labels(wire).inc(sum([reply.cached_tokens for reply in replies]))
+    async def _slot(self, session: Session) -> asyncio.Semaphore:
+        """Wait until the session has fewer calls under way than it may; to be released when this one is over.
 
-    @asynccontextmanager
-    async def _slot(self, session: Session) -> AsyncIterator[None]:
-        """Wait until the session has fewer calls under way than it may. Raises CallError after `gateway.hold_s`."""
+        Raises:
+            CallError: None ended within `gateway.hold_s`.
+        """
         settings = self._settings
         slots = session.slots = session.slots or asyncio.Semaphore(settings.max_session_requests)
+        if not slots.locked():
+            await slots.acquire()
+            return slots
         try:
-            async with asyncio.timeout(settings.hold_s if slots.locked() else None):
+            async with asyncio.timeout(settings.hold_s):
                 await slots.acquire()
         except TimeoutError:
             session.count("queue_expired")
             busy = f"all {settings.max_session_requests} calls that a session may have at once are under way"
             message = f"{busy} (gateway.max_session_requests), and none ended in {settings.hold_s} s (gateway.hold_s)"
             raise CallError("overloaded", message) from None
-        try:
-            yield
-        finally:
-            slots.release()
+        return slots
 
     async def _no_tokens(
         self, exchange: Exchange, session: Session, call: ModelCall, dialect: Dialect, conversation: Conversation
@@ -139,9 +149,11 @@ class Responder:
 async def _follow(exchange: Exchange, session: Session, attempt: Attempt, delivery: Delivery) -> None:
     """Give the client of a resend what an attempt samples that its own client has left."""
     attempt.join(exchange)
+    delivery.begin(attempt.runs)
     async with aclosing(attempt.follow()) as steps:
         async for step in steps:
-            delivery.replies = attempt.replies
+            if not delivery.replies:
+                delivery.begin(attempt.runs)
             await delivery.step(step)
     if not await delivery.finish(attempt.nodes):
         session.count("replies_undelivered")
@@ -184,30 +196,14 @@ def _runs(context: CallContext, prompts: Sequence[Prompt]) -> list[Run]:
     return runs
 
 
-async def _merged(runs: list[Run]) -> AsyncGenerator[Step]:
-    """What the runs sample, as it comes. One that fails ends them all."""
-    queue: asyncio.Queue[Step | None] = asyncio.Queue()
-
-    async def pump(run: Run) -> None:
-        try:
-            async with aclosing(run.steps()) as steps:
-                async for step in steps:
-                    queue.put_nowait(step)
-        finally:
-            queue.put_nowait(None)
-
-    tasks = [asyncio.create_task(pump(run)) for run in runs]
+async def _sample_all(runs: list[Run], emit: Emit) -> None:
+    """Run them all. One that fails ends the others."""
+    if len(runs) == 1:
+        await runs[0].sample(emit)
+        return
+    tasks = [asyncio.create_task(run.sample(emit)) for run in runs]
     try:
-        left = len(tasks)
-        while left:
-            step = await queue.get()
-            if step is not None:
-                yield step
-                continue
-            left -= 1
-            for task in tasks:
-                if task.done() or not left:
-                    await task
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

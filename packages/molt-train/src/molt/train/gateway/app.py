@@ -98,7 +98,7 @@ class Gateway:
         elif route == COUNT_TOKENS:
             _need(exchange, "POST")
             call = await self._read(exchange, MESSAGES.parse_count)
-            conversation = read_conversation(session, call, MESSAGES)
+            conversation = await read_conversation(session, call, MESSAGES)
             prompt = await prepare(self._model, session, call, conversation)
             await exchange.respond(200, msgspec.json.encode({"input_tokens": len(prompt.token_ids)}))
         elif route == MODELS or route.startswith(MODELS + "/"):

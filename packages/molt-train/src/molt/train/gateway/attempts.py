@@ -38,6 +38,8 @@ class Sample(Protocol):
     reply: Reply
     node: TurnNode | None
     """Its turn, once it is recorded."""
+    is_held: bool
+    """The engine was dead, and has not sampled since."""
 
     async def abort(self) -> None:
         """Have it end soon."""

@@ -87,6 +87,9 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
         """Path in the request of one of `messages`."""
         return f"messages[{index - self.num_leading}]" if index >= self.num_leading else "system"
 
+    async def accepted(self) -> None:
+        """Called before the call is sampled."""
+
 
 class Reasoning(msgspec.Struct, frozen=True):
     """More reasoning text."""

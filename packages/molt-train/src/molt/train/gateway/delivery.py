@@ -1,12 +1,17 @@
 """Handing one reply to one client, whole or streamed, and knowing whether the client has it."""
 
+import asyncio
 from collections.abc import Sequence
 
-from molt.train.gateway.attempts import step_so_far
+from molt.train.gateway.attempts import Sample, step_so_far
 from molt.train.gateway.call import Dialect, Reply, ReplyEncoder, Step
 from molt.train.gateway.exchange import Exchange
 from molt.train.gateway.turns import TurnNode, TurnTree
 from molt.train.records.turn import TurnStatus
+
+FIRST_BYTE_S = 1.0
+"""Of sampling, after which a stream without a token is opened all the same: clients take one without a byte for dead,
+and send again. What an engine refuses, it refuses sooner, so that a refusal keeps its status."""
 
 
 class Delivery:
@@ -17,7 +22,9 @@ class Delivery:
     ) -> None:
         """Take where the reply goes, and the tree of the turns that are handed over with it."""
         self.replies: Sequence[Reply] = ()
-        """The choices, growing; to be set when sampling begins."""
+        """The choices, growing."""
+        self._samples: Sequence[Sample] = ()
+        self._began_at = 0.0
         self._exchange, self._encoder, self._stream = exchange, encoder, stream
         self._tree, self._early_keepalive = tree, dialect.keepalive
         exchange.failure = encoder.failure
@@ -27,7 +34,12 @@ class Delivery:
     def keep_alive(self, every_s: float) -> None:
         """Break silences of a stream longer than `every_s` seconds. A whole reply has no place for signs of life."""
         if self._stream:
-            self._exchange.keep_alive(every_s, self._beat)
+            self._exchange.keep_alive(every_s, self._beat, self._opens_in)
+
+    def begin(self, samples: Sequence[Sample]) -> None:
+        """Sampling begins; one sample a choice."""
+        self.replies = [sample.reply for sample in samples]
+        self._samples, self._began_at = samples, asyncio.get_running_loop().time()
 
     async def step(self, step: Step, *, is_last: bool = False) -> None:
         """Send what was sampled. The last step is kept for `finish`, which sends both in one write."""
@@ -60,23 +72,31 @@ class Delivery:
             await exchange.write_last(self._unsent + self._opening() + self._encoder.finish(self.replies))
         else:
             await exchange.write_whole(self._encoder.whole(self.replies))
-        if not exchange.broken:
+        delivered = not exchange.lost
+        if delivered:
             # The client may act on the reply from now on, so it counts as delivered unless it proves to be reset.
             before: list[TurnStatus] = [node.status for node in nodes]
             for node in nodes:
                 self._tree.mark(node, "delivered")
             await exchange.settle()
-            if exchange.broken:
+            delivered = not exchange.broken
+            if not delivered:
                 for node, status in zip(nodes, before, strict=True):
                     self._tree.mark(node, "delivered" if node.continued else status)
         await exchange.end()
-        return not exchange.broken
+        return delivered
 
     def _opening(self) -> bytes:
         if self._has_begun:
             return b""
         self._has_begun = True
         return self._encoder.start(self.replies)
+
+    def _opens_in(self) -> float:
+        """Seconds after which the stream is to be opened. A call that may still be refused keeps its status line."""
+        if not self._samples or any(sample.is_held for sample in self._samples):
+            return FIRST_BYTE_S
+        return self._began_at + FIRST_BYTE_S - asyncio.get_running_loop().time()
 
     def _beat(self) -> bytes:
         if not self.replies:

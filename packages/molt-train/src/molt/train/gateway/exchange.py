@@ -1,6 +1,7 @@
 """One HTTP exchange over raw ASGI: the body within its limit, the reply, and whether the client is still there."""
 
 import asyncio
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
@@ -15,7 +16,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 NO_CONTENT = 204
 CLOSED_IN_ORDER = "molt.closed_in_order"
-"""Extension of the ASGI scope: a function that says of a lost connection whether its client had taken all of it."""
+"""Extension of the ASGI scope: its `check` says of a lost connection whether the client had read it to the end."""
 
 _TURNS_TO_NOTICE = 4
 """Of the event loop, from a failed write to the watcher that hears of it: read, lost connection, event, watcher."""
@@ -47,7 +48,8 @@ class Exchange:
         """The client closed the connection before the response was complete."""
         self.failure: Callable[[CallError, str], bytes] = lambda *_: b""
         """The last events of a stream that ends in an error; to be set before one begins."""
-        self._closed_in_order: Callable[[], bool] = scope.get("extensions", {}).get(CLOSED_IN_ORDER, lambda: False)
+        extension: dict[str, Callable[[], bool]] = scope.get("extensions", {}).get(CLOSED_IN_ORDER, {})
+        self._closed_in_order = extension.get("check", lambda: False)
         self._receive, self._send = receive, send
         self._watcher: asyncio.Task[None] | None = None
         self._pulse_timer: asyncio.TimerHandle | None = None
@@ -55,6 +57,11 @@ class Exchange:
         self._writing = asyncio.Lock()
         self._last_write = 0.0
         self._last_written = False
+
+    @property
+    def lost(self) -> bool:
+        """The connection is no more, whether the watcher has heard of it or not: what was just written went nowhere."""
+        return self.gone or self._closed_in_order()
 
     @property
     def broken(self) -> bool:
@@ -138,10 +145,13 @@ class Exchange:
 
         self._watcher = asyncio.get_running_loop().create_task(wait())
 
-    def keep_alive(self, every_s: float, beat: Callable[[], bytes]) -> None:
+    def keep_alive(
+        self, every_s: float, beat: Callable[[], bytes], opens_in: Callable[[], float] = lambda: math.inf
+    ) -> None:
         """Write what `beat` returns whenever nothing was written for `every_s` seconds.
 
-        `beat` is called when its bytes are written next, so that it can number them.
+        `beat` is called when its bytes are written next, so that it can number them. As long as no stream is open,
+        `opens_in` says in how many seconds it is to be at the latest.
         """
         loop = asyncio.get_running_loop()
         self._last_write = loop.time()
@@ -152,13 +162,16 @@ class Exchange:
                     await self._write(beat())
 
         def check() -> None:
-            quiet = loop.time() - self._last_write
-            if quiet >= every_s and not self._writing.locked():
-                self._pulse = loop.create_task(pulse())
-                quiet = 0.0
-            self._pulse_timer = loop.call_later(max(every_s - quiet, every_s / 4), check)
+            wait = self._last_write + every_s - loop.time()
+            if not self.streaming:
+                wait = min(wait, opens_in())
+            if wait <= 0:
+                wait = every_s / 4
+                if not self._writing.locked():
+                    self._pulse = loop.create_task(pulse())
+            self._pulse_timer = loop.call_later(wait, check)
 
-        self._pulse_timer = loop.call_later(every_s, check)
+        self._pulse_timer = loop.call_later(min(every_s, opens_in()), check)
 
     def close(self) -> None:
         """Stop watching and keeping alive."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 
 import msgspec
@@ -29,7 +29,7 @@ from molt.train.gateway.call_error import CallError
 from molt.train.gateway.detokenize import TokenReader
 from molt.train.gateway.grammar import request_error
 from molt.train.gateway.plain_text import PlainText
-from molt.train.gateway.prompt import Model, Prompt
+from molt.train.gateway.prompt import Model, Prompt, room_for
 from molt.train.gateway.sampling import effective_sampling, off_policy_reasons
 from molt.train.gateway.sessions import Session
 from molt.train.gateway.turns import TurnNode, pack, pack_floats
@@ -47,6 +47,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Between two tries at a dead engine, doubling."""
 
 
+Emit = Callable[[Step], Awaitable[None]]
+"""Takes what was sampled."""
+
+
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed call with everything that its answer depends on."""
 
@@ -62,8 +66,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
 class Run:
     """One sample of a model call on its way through the engine.
 
-    `steps` yields what is sampled; the turn is recorded before the last step is given out, so that a client which has
-    seen the end of a reply can continue it at once.
+    The turn is recorded before the last step is handed on, so that a client which has seen the end of a reply can
+    continue it at once.
     """
 
     def __init__(self, context: CallContext, prompt: Prompt, *, choice: int = 0) -> None:
@@ -73,16 +77,15 @@ class Run:
             CallError: The prompt fills the context window.
         """
         model, session, call, dialect = context.model, context.session, context.call, context.dialect
-        room = model.max_model_len - len(prompt.token_ids)
-        if room < 1:
-            length = len(prompt.token_ids)
-            raise CallError("prompt_too_long", f"prompt is too long: {length} tokens > {model.max_model_len} maximum")
+        room = room_for(model, prompt.token_ids)
         if prompt.match.parent and session.tree.adopt(prompt.match.parent):
             session.count("adopted_though_undelivered")
         self.turn_id = secrets.token_hex(12)
         self.sampling = effective_sampling(session, call.wishes, room, prompt.grammar)
         self.node: TurnNode | None = None
         """The turn, once it is recorded: nothing more will be sampled."""
+        self.is_held = False
+        """The engine was dead, and has not sampled since."""
         self.reply = new_reply(model, call, dialect, self.turn_id, prompt, choice=choice)
         self._client = context.client
         self._model, self._session, self._call, self._dialect = model, session, call, dialect
@@ -109,26 +112,23 @@ class Run:
         self._versions: list[int] = []
         self._request_id = self.turn_id
         self._aborted = asyncio.Event()
+        self._emitting: asyncio.Task[None] | None = None
+        """The task that waits for a client to take what was sampled."""
+        self._cut_off: asyncio.Task[None] | None = None
+        """That task, once the wait was ended by an abort."""
 
-    async def steps(self) -> AsyncGenerator[Step]:
-        """Sample, record, and yield what was sampled.
+    async def sample(self, emit: Emit) -> None:
+        """Sample, record, and hand on what is sampled. What `emit` raises ends the run as an abort does.
 
         Raises:
             CallError: The engine refused the request, failed or is overloaded, or the generation was aborted.
         """
-        last, refused = None, False
+        refused = False
         with self._session.running(self):
             try:
-                async with aclosing(self._chunks()) as chunks:
-                    async for chunk in chunks:
-                        step = self._take(chunk)
-                        if chunk.finish_reason is None:
-                            yield step
-                        else:
-                            last = chunk, step
-                if last is None:
-                    raise EngineError("a generation ended without a finish reason")
-                self._settle(last[0])
+                chunk = await self._generate(emit)
+                last = self._take(chunk)
+                self._settle(chunk)
             except EngineRequestError as error:
                 refused = True  # nothing was sampled: there is no turn
                 raise request_error(error, self._call) from error
@@ -136,20 +136,31 @@ class Run:
                 self._record("failed", "error")
                 self._session.count("engine_failed")
                 raise _call_error(error) from error
+            except asyncio.CancelledError as cancelled:
+                if (task := self._cut_off) is None or task.uncancel():
+                    raise
+                raise self._aborted_error() from cancelled
             finally:
+                self._emitting = None
                 if self.node is None and not refused:
                     self._record("aborted", "abort")
                     await self.abort()
-        yield last[1]
+        await emit(last)
 
     async def abort(self) -> None:
-        """Have the engine stop; `steps` then ends in a CallError, the turn recorded as aborted."""
+        """Have the engine stop; `sample` then ends in a CallError, the turn recorded as aborted."""
         self._aborted.set()
-        with suppress(EngineError):  # an engine that is gone has stopped, and says so to `steps`
+        if self._emitting and not self._cut_off:
+            self._cut_off = self._emitting  # its client may never read
+            self._cut_off.cancel()
+        with suppress(EngineError):  # an engine that is gone has stopped, and says so to `sample`
             await self._model.engine.abort(self._request_id)
 
-    async def _chunks(self) -> AsyncGenerator[EngineChunk]:
-        """The engine's chunks; while the engine is dead and nothing was sampled, wait for it and ask again."""
+    async def _generate(self, emit: Emit) -> EngineChunk:
+        """Emit all that is sampled but the last chunk, and return that.
+
+        While the engine is dead and nothing was sampled, wait for it and ask again.
+        """
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + self._settings.hold_s, _FIRST_PAUSE_S
         attempt = 1
@@ -163,21 +174,32 @@ class Run:
             )
             try:
                 if self._call.stream:
-                    async for chunk in self._model.engine.stream(request):
-                        yield chunk
-                else:
-                    yield await self._model.engine.generate(request)
+                    return await self._stream(request, emit)
+                return await self._model.engine.generate(request)
             except EngineDeadError:
                 left = deadline - loop.time()
                 if self.reply.token_ids or left <= 0:
                     raise
+                self.is_held = True
                 self._session.count("engine_dead_held")
                 await self._engine_back(min(pause, left))
                 attempt, pause = attempt + 1, min(2 * pause, _LONGEST_PAUSE_S)
                 self._request_id = f"{self.turn_id}-{attempt}"
-            else:
-                return
-        yield EngineChunk(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
+        return EngineChunk(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
+
+    async def _stream(self, request: EngineRequest, emit: Emit) -> EngineChunk:
+        last, task = None, asyncio.current_task()
+        async with aclosing(self._model.engine.stream(request)) as chunks:
+            async for chunk in chunks:
+                if chunk.finish_reason is None:
+                    step, self._emitting = self._take(chunk), task
+                    await emit(step)
+                    self._emitting = None
+                else:
+                    last = chunk
+        if last is None:
+            raise EngineError("a generation ended without a finish reason")
+        return last
 
     async def _engine_back(self, pause_s: float) -> None:
         """Wait before the engine is tried again; an abort ends the wait."""
@@ -220,8 +242,7 @@ class Run:
         """Record the turn of a generation that has ended."""
         if chunk.finish_reason == "abort":
             self._record("aborted", "abort")
-            kind = "closed" if self._session.state == "closed" else "engine"
-            raise CallError(kind, "the session is closed" if kind == "closed" else "the generation was aborted")
+            raise self._aborted_error()
         reply = self.reply
         reply.finish_reason = chunk.finish_reason or "stop"
         reply.stop_string = chunk.stop_string
@@ -233,13 +254,22 @@ class Run:
             self._session.count(name, value)
         self._record("undelivered", reply.finish_reason)
 
+    def _aborted_error(self) -> CallError:
+        if self._session.state == "closed":
+            return CallError("closed", "the session is closed")
+        return CallError("engine", "the generation was aborted")
+
     def _num_reasoning_tokens(self) -> int:
         if not self.reply.reasoning:
             return 0
-        close = self._model.renderer.control_tokens.get(self._model.parser.closes_reasoning)
-        if close in self.reply.token_ids:
-            return self.reply.token_ids.index(close) + 1
-        return 0 if self.reply.content or self.reply.calls else len(self.reply.token_ids)
+        control, parser, token_ids = self._model.renderer.control_tokens, self._model.parser, self.reply.token_ids
+        close = control.get(parser.closes_reasoning)
+        if close in token_ids:
+            return token_ids.index(close) + 1
+        if not (self.reply.content or self.reply.calls):
+            return len(token_ids)
+        others = {control.get(mark) for mark in parser.marks if mark != parser.opens_reasoning}
+        return next((index for index, token_id in enumerate(token_ids) if token_id in others), 0)  # a call ended it
 
     def _record(self, status: TurnStatus, finish_reason: str) -> None:
         prompt, reply = self._prompt, self.reply

@@ -22,10 +22,10 @@ import msgspec
 
 from molt.train.engine.protocol import Grammar
 from molt.train.errors import EngineRequestError
-from molt.train.gateway.call import ModelCall, ResponseFormat, ToolChoice
+from molt.train.gateway.call import Count, ModelCall, ResponseFormat, ToolChoice
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.parse import CallFormat, Parser
-from molt.train.gateway.sessions import Session
+from molt.train.gateway.sessions import SamplingPolicy
 
 Format = dict[str, Any]
 """A node of a structural tag."""
@@ -40,7 +40,13 @@ _BLANK_LINES: Format = {"type": "regex", "pattern": r"\n{0,2}"}
 
 
 def reply_grammar(
-    call: ModelCall, tools: Sequence[dict[str, Any]], *, parser: Parser, reasoning: Reasoning, session: Session
+    call: ModelCall,
+    tools: Sequence[dict[str, Any]],
+    *,
+    parser: Parser,
+    reasoning: Reasoning,
+    policy: SamplingPolicy,
+    count: Count,
 ) -> Grammar | None:
     """The grammar of the reply to `call`; None where it is free.
 
@@ -49,8 +55,8 @@ def reply_grammar(
         tools: Its tools as function schemas.
         parser: The model family's reply format.
         reasoning: Whether the reply may begin with reasoning.
-        session: Its policy decides whether `strict` alone is reason enough. Counts `strict_not_enforced`, and where no
-            grammar knows the model's calls `parallel_calls_not_prevented`.
+        policy: Of the session: whether `strict` alone is reason enough.
+        count: Given `strict_not_enforced`, and where no grammar knows the model's calls `parallel_calls_not_prevented`.
 
     Raises:
         CallError: The request demands what cannot be.
@@ -69,7 +75,7 @@ def reply_grammar(
         body = {"type": "or", "elements": [_calls(call, offered, parser), text]} if offered else text
     elif choice.mode == "required":
         body = _calls(call, offered, parser)
-    elif offered and (choice.names or _limits_calls(choice, parser, session)):
+    elif offered and (choice.names or _limits_calls(choice, parser, policy, count)):
         body = _calls_in_text(call, offered, parser, reasoning)
     else:
         return None
@@ -100,14 +106,14 @@ def _offered(call: ModelCall, tools: Sequence[dict[str, Any]]) -> list[dict[str,
     return functions
 
 
-def _limits_calls(choice: ToolChoice, parser: Parser, session: Session) -> bool:
+def _limits_calls(choice: ToolChoice, parser: Parser, policy: SamplingPolicy, count: Count) -> bool:
     """Whether calls that the model may make or not are bound all the same; counts what is asked for in vain."""
-    if parser.call_format is not None and (choice.max_calls or (choice.strict and session.policy != "enforce")):
+    if parser.call_format is not None and (choice.max_calls or (choice.strict and policy != "enforce")):
         return True
     if choice.max_calls:
-        session.count("parallel_calls_not_prevented")
+        count("parallel_calls_not_prevented")
     if choice.strict:
-        session.count("strict_not_enforced")
+        count("strict_not_enforced")
     return False
 
 

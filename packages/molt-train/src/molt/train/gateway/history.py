@@ -5,14 +5,16 @@ JSON keys, re-escaped arguments, the ids of calls and echoed reasoning do not co
 tool calls which we issued is the turn that issued them, whatever became of its arguments.
 
 Every distinct message is converted and digested once a session: a request whose history is long costs what is new.
+What is new is read in slices, between which other sessions go on. A request that is refused leaves nothing behind: its
+messages are known, and what they are counted under is counted, once it is accepted.
 """
 
+import asyncio
 import hashlib
 import re
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Sequence
 from operator import ne
 from typing import Any
 
@@ -28,6 +30,10 @@ _NUM_RECENT = 8
 """Requests whose histories are kept, for later ones to begin with: sub-agents take turns."""
 _NUM_TOUCHED = 4
 """Messages at the end of a history that clients may send in other bytes next time, as they move their marks."""
+_SLICE_BYTES, _MESSAGE_BYTES = 2 * 1024 * 1024, 2048
+"""Messages that are read at a stretch, some 20 ms: reading one costs as much as so many bytes of its text."""
+_OFFLOAD_BYTES = 1024 * 1024
+"""A longer message is read in a thread."""
 _MARKS = re.compile(r"</?think(?:ing)?>")
 
 
@@ -44,6 +50,19 @@ class Tools(msgspec.Struct, frozen=True):
 
     digest: bytes
     schemas: list[dict[str, Any]]
+    raw: bytes = b"null"
+    """As the client sent them."""
+    notes: tuple[str, ...] = ()
+    """What to count them under."""
+
+
+class KnownMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message that was read."""
+
+    raw: bytes
+    links: tuple[Link, ...]
+    notes: tuple[str, ...]
+    """What to count it under."""
 
 
 class IssuedReply(msgspec.Struct, frozen=True, gc=False):
@@ -106,24 +125,56 @@ class Chain:
         self.ends.append(len(self.links))
 
 
+class Converter:
+    """Converts the messages of one request, each once."""
+
+    def __init__(self, call: ModelCall, dialect: Dialect) -> None:
+        self.wire: Wire = dialect.wire
+        self._call, self._dialect = call, dialect
+        self._converted: dict[int, list[Message]] = {}
+
+    def read(self, index: int, count: Count) -> tuple[list[Message], list[str | None]]:
+        """The message at an index, and the turns that its client says it is. Raises CallError."""
+        messages = self._dialect.messages(self._call.messages[index], self._call.where(index), count)
+        named = [message.pop("turn_id", None) for message in messages]
+        self._converted[index] = messages
+        return messages, named
+
+    async def messages(self, first: int) -> list[Message]:
+        """All messages from an index on."""
+        found: list[Message] = []
+        num_bytes = 0
+        for index in range(first, len(self._call.messages)):
+            if index not in self._converted:
+                raw, args = self._call.messages[index], (index, _nothing)  # it was counted when it was new
+                await asyncio.to_thread(self.read, *args) if len(raw) > _OFFLOAD_BYTES else self.read(*args)
+                num_bytes = await _slice(num_bytes, raw)
+            found += self._converted[index]
+        return found
+
+
 class History:
     """The messages of one request."""
 
-    def __init__(self, chain: Chain, convert: Callable[[int], list[Message]]) -> None:
-        """Take the chain of the messages, and how to convert the one at an index."""
+    def __init__(self, chain: Chain, converter: Converter | None = None) -> None:
+        """Take the chain of the messages, and their converter; None: there are none."""
+        self.chain, self.converter = chain, converter
         self.links, self.paths = chain.links, chain.paths
         self.num_system, self.system = chain.num_system, chain.system
-        self._ends, self._convert = chain.ends, convert
+        self.goes_on: Chain | None = None
+        """The chain of a recent request that this one takes the place of."""
+        self.new: dict[bytes, KnownMessage] = {}
+        """Messages that no accepted request has had."""
 
     @property
     def last_turn_id(self) -> str | None:
         """The turn that the last assistant message names, where it names one of ours."""
         return next((link.turn_id for link in reversed(self.links) if link.role == "assistant"), None)
 
-    def messages(self, after: int = -1) -> list[Message]:
+    async def messages(self, after: int = -1) -> list[Message]:
         """The converted messages behind the link at index `after`; all by default."""
-        first = bisect_right(self._ends, after) + 1 if after >= 0 else 0
-        return [message for index in range(first, len(self._ends)) for message in self._convert(index)]
+        first = bisect_right(self.chain.ends, after) + 1 if after >= 0 else 0
+        return await self.converter.messages(first) if self.converter else []
 
 
 class MessageCache:
@@ -131,7 +182,7 @@ class MessageCache:
 
     def __init__(self) -> None:
         self.paths = Paths()
-        self._links: defaultdict[Wire, dict[bytes, tuple[bytes, tuple[Link, ...]]]] = defaultdict(dict)
+        self._known: defaultdict[Wire, dict[bytes, KnownMessage]] = defaultdict(dict)
         self._tools: defaultdict[Wire, dict[bytes, Tools]] = defaultdict(dict)
         self._recent: defaultdict[Wire, deque[Chain]] = defaultdict(lambda: deque(maxlen=_NUM_RECENT))
         self._issued: dict[str, IssuedReply] = {}
@@ -142,35 +193,52 @@ class MessageCache:
         self._flattened: dict[bytes, bytes] = {}
         """Digests of our replies that have reasoning, by what they are when that is put in front of the text."""
 
-    def history(self, call: ModelCall, dialect: Dialect, count: Count) -> History:
+    async def history(self, call: ModelCall, dialect: Dialect) -> History:
         """The history of a request. Raises CallError where one of its messages is malformed."""
-        converted: dict[int, list[Message]] = {}
-        named: dict[int, list[str | None]] = {}
-
-        def convert(index: int) -> list[Message]:
-            if index not in converted:
-                converted[index] = dialect.messages(call.messages[index], call.where(index), count)
-                named[index] = [message.pop("turn_id", None) for message in converted[index]]
-            return converted[index]
-
-        known, recent = self._links[dialect.wire], self._recent[dialect.wire]
-        chain = _continued(recent, call.messages)
+        chain, goes_on = _continued(self._recent[dialect.wire], call.messages)
+        converter = Converter(call, dialect)
+        known, new = self._known[dialect.wire], dict[bytes, KnownMessage]()
+        num_bytes = 0
         for index in range(len(chain.messages), len(call.messages)):
             raw = call.messages[index]
-            if raw not in known:
-                messages = convert(index)
-                known[raw] = raw, tuple(map(self._link, messages, named[index], repeat(count)))
-            chain.add(*known[raw], self.paths)
-        recent.appendleft(chain)
-        return History(chain, convert)
+            message = known.get(raw) or new.get(raw)
+            if message is None:
+                is_long = len(raw) > _OFFLOAD_BYTES
+                args = converter, index, raw
+                message = await asyncio.to_thread(self._read, *args) if is_long else self._read(*args)
+                new[raw] = message
+            chain.add(message.raw, message.links, self.paths)
+            num_bytes = await _slice(num_bytes, raw)
+        history = History(chain, converter)
+        history.goes_on, history.new = goes_on, new
+        return history
 
-    def tools(self, call: ModelCall, dialect: Dialect, count: Count) -> Tools:
+    def tools(self, call: ModelCall, dialect: Dialect) -> Tools:
         """The tools of a request. Raises CallError where one is malformed."""
-        known = self._tools[dialect.wire]
-        if call.tools not in known:
-            schemas = dialect.tools(call.tools, count)
-            known[call.tools] = Tools(digest_of(schemas), schemas)
-        return known[call.tools]
+        known = self._tools[dialect.wire].get(call.tools)
+        if known is not None:
+            return known
+        notes: list[str] = []
+        schemas = dialect.tools(call.tools, notes.append)
+        return Tools(digest_of(schemas), schemas, call.tools, tuple(notes))
+
+    def keep(self, history: History, tools: Tools, count: Count) -> None:
+        """Know the messages and tools of a request that is accepted again, and count what is new in them."""
+        if history.converter is None:
+            return
+        wire = history.converter.wire
+        known, recent = self._known[wire], self._recent[wire]
+        notes = list(tools.notes) if tools.raw not in self._tools[wire] else []
+        self._tools[wire][tools.raw] = tools
+        for raw, message in history.new.items():
+            if raw not in known:
+                known[raw] = message
+                notes += message.notes
+        for note in notes:
+            count(note)
+        if history.goes_on in recent:
+            recent.remove(history.goes_on)
+        recent.appendleft(history.chain)
 
     def issue(self, turn_id: str, text: str, reasoning: str, calls: Sequence[ToolCall]) -> bytes:
         """Know a reply of ours again. Returns its digest."""
@@ -186,6 +254,12 @@ class MessageCache:
         else:
             self._texts[turn_id] = digest
         return digest
+
+    def _read(self, converter: Converter, index: int, raw: bytes) -> KnownMessage:
+        notes: list[str] = []
+        messages, named = converter.read(index, notes.append)
+        links = [self._link(message, turn, notes.append) for message, turn in zip(messages, named, strict=True)]
+        return KnownMessage(raw, tuple(links), tuple(notes))
 
     def _link(self, message: Message, named: str | None, count: Count) -> Link:
         """The link of a message; `named` is the turn that its client says it is."""
@@ -211,9 +285,12 @@ class MessageCache:
         return Link(role, reply.digest, reply.turn_id)
 
 
-def _continued(recent: deque[Chain], messages: list[bytes]) -> Chain:
-    """A chain with as many of the messages as a recent one begins with. One that it goes on from is recent no more."""
-    best, num_shared = None, 0
+def _continued(recent: deque[Chain], messages: list[bytes]) -> tuple[Chain, Chain | None]:
+    """A chain with as many of the messages as a recent one begins with, and that one where it is to be recent no more.
+
+    It is not where the messages go on from it.
+    """
+    best, num_shared, goes_on = None, 0, None
     for chain in recent:
         shortest = min(len(chain.messages), len(messages))
         differ = map(ne, chain.messages, messages)
@@ -221,9 +298,22 @@ def _continued(recent: deque[Chain], messages: list[bytes]) -> Chain:
         if num_equal > num_shared:
             best, num_shared = chain, num_equal
         if num_shared and num_equal >= len(chain.messages) - _NUM_TOUCHED:
-            recent.remove(chain)
+            goes_on = chain
             break
-    return Chain(best, num_shared)
+    return Chain(best, num_shared), goes_on
+
+
+async def _slice(num_bytes: int, raw: bytes) -> int:
+    """Note that a message was read; returns what was read of the slice."""
+    num_bytes += len(raw) + _MESSAGE_BYTES
+    if num_bytes < _SLICE_BYTES:
+        return num_bytes
+    await asyncio.sleep(0)
+    return 0
+
+
+def _nothing(_name: str) -> None:
+    pass
 
 
 def digest_of(value: Any) -> bytes:

@@ -4,6 +4,7 @@ What a response answered is kept as a path in a tree of messages, so that a mess
 client sends its history again.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 from itertools import compress, count
@@ -11,6 +12,8 @@ from operator import ne
 
 import msgspec
 
+_SLICE = 5000
+"""Messages that are kept at a stretch, some 20 ms; between two stretches other sessions go on."""
 _NUM_RECENT = 2
 """Requests that later ones are compared with, so that they cost what is new: an agent and its sub-agent take turns."""
 
@@ -85,13 +88,15 @@ class Past:
         self._responses: dict[str, int] = {}
         self._conversations: dict[str, str] = {}
 
+    async def learn(self, messages: Sequence[bytes]) -> None:
+        """Keep the messages that a response is to answer. Only a long conversation takes long enough to need it."""
+        for end in range(_SLICE, len(messages), _SLICE):
+            self._line(messages[:end])
+            await asyncio.sleep(0)
+
     def keep(self, response_id: str, messages: Sequence[bytes], output: bytes, conversation: str | None = None) -> None:
         """Keep a response: the messages that it answered, and its output items as one JSON array."""
-        line, num_shared = self._longest_common(messages)
-        paths = line.paths[:num_shared]
-        for message in messages[num_shared:]:
-            paths.append(self._after(paths[-1] if paths else 0, message))
-        self._recent.append(_Line([*line.messages[:num_shared], *messages[num_shared:]], paths))
+        paths = self._line(messages)
         self._responses[response_id] = self._after(paths[-1] if paths else 0, output)
         if conversation is not None:
             self._conversations[conversation] = response_id
@@ -125,6 +130,15 @@ class Past:
         """The longest recent input that the JSON array `text`, without its end, begins with."""
         begun = [folded for folded in tuple(self._inputs) if text.startswith(folded.text)]
         return max(begun, key=lambda folded: folded.num_items, default=None)
+
+    def _line(self, messages: Sequence[bytes]) -> list[int]:
+        """The path after each message; the messages are recent from now on."""
+        line, num_shared = self._longest_common(messages)
+        paths = line.paths[:num_shared]
+        for message in messages[num_shared:]:
+            paths.append(self._after(paths[-1] if paths else 0, message))
+        self._recent.append(_Line([*line.messages[:num_shared], *messages[num_shared:]], paths))
+        return paths
 
     def _longest_common(self, messages: Sequence[bytes]) -> tuple["_Line", int]:
         """The recent line that begins with most of `messages`, and with how many."""

@@ -46,6 +46,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     frame: Frame
     request: int
     """Path of the messages, and of the beginning of the reply where the client gave one."""
+    raw_requests: tuple[int, ...] = ()
+    """Paths of the raw prompts, each alone."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,21 +67,23 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """What bounds the reply; None: it is free."""
     tools: list[dict[str, Any]] = []
     """Function schemas that the reply may call."""
+    notes: tuple[str, ...] = ()
+    """Names under which to count what the request asks for in vain."""
     is_raw: bool = False
     """Given as text or token ids: the reply is text, whatever it spells."""
 
 
-def read_conversation(session: Session, call: ModelCall, dialect: Dialect) -> Conversation:
-    """Read the call's messages and tools. Records nothing.
+async def read_conversation(session: Session, call: ModelCall, dialect: Dialect) -> Conversation:
+    """Read the call's messages and tools. Records nothing, and counts nothing before `accept`.
 
     Raises:
         CallError: A message or a tool is malformed.
     """
     cache = session.tree.messages
     if call.raw_prompts:
-        return _read_raw(cache.paths, call.raw_prompts)
-    tools = cache.tools(call, dialect, session.count)
-    history = cache.history(call, dialect, session.count)
+        return await _read_raw(cache.paths, call.raw_prompts)
+    tools = cache.tools(call, dialect)
+    history = await cache.history(call, dialect)
     request = history.paths[-1]
     return Conversation(
         history=history,
@@ -87,6 +91,26 @@ def read_conversation(session: Session, call: ModelCall, dialect: Dialect) -> Co
         frame=Frame(history.system, tools.digest, bool(tools.schemas)),
         request=cache.paths.after(request, digest_of(call.prefill)) if call.prefill else request,
     )
+
+
+def accept(session: Session, call: ModelCall, conversation: Conversation, prompts: Sequence[Prompt]) -> None:
+    """Know again what an accepted call says, and count what of it has no effect: once, however often it is sent."""
+    for note in (*call.notes, *(note for prompt in prompts for note in prompt.notes)):
+        session.count(note)
+    session.tree.messages.keep(conversation.history, conversation.tools, session.count)
+
+
+def room_for(model: Model, token_ids: Sequence[int]) -> int:
+    """Tokens of the context window that a prompt leaves for its reply; one at least.
+
+    Raises:
+        CallError: It leaves none.
+    """
+    room = model.max_model_len - len(token_ids)
+    if room < 1:
+        message = f"prompt is too long: {len(token_ids)} tokens > {model.max_model_len} maximum"
+        raise CallError("prompt_too_long", message)
+    return room
 
 
 async def prepare_each(model: Model, session: Session, call: ModelCall, conversation: Conversation) -> list[Prompt]:
@@ -98,10 +122,8 @@ async def prepare_each(model: Model, session: Session, call: ModelCall, conversa
     if not call.raw_prompts:
         return [await prepare(model, session, call, conversation)]
     return [
-        await _prepare_raw(
-            model, session, call, raw, where="prompt" if len(call.raw_prompts) == 1 else f"prompt[{index}]"
-        )
-        for index, raw in enumerate(call.raw_prompts)
+        await _prepare_raw(model, session, call, request, index=index)
+        for index, request in enumerate(conversation.raw_requests)
     ]
 
 
@@ -116,7 +138,7 @@ async def prepare(model: Model, session: Session, call: ModelCall, conversation:
     context_ids = None
     if match.parent:
         try:
-            messages = _turns(call, history, after=match.last_link)
+            messages = await _turns(call, history, after=match.last_link)
             context_ids = await _render(renderer.delta, messages, tools.schemas, call.template_kwargs)
         except RenderError:
             match = Match(opened_by="delta_unrenderable")
@@ -126,13 +148,17 @@ async def prepare(model: Model, session: Session, call: ModelCall, conversation:
                 del context_ids[0]  # the turn was ended when it was sampled, by this token or another that ends turns
     if context_ids is None:
         try:
-            messages = _turns(call, history)
+            messages = await _turns(call, history)
             context_ids = await _render(renderer.first_prompt, messages, tools.schemas, call.template_kwargs)
         except RenderError as error:
             raise CallError("invalid_request", str(error), param=error.param) from error
     reasoning = _reasoning(model, context_ids) if not call.prefill else "none"
     if call.prefill:
         context_ids += renderer.encode(call.prefill)
+    notes: list[str] = []
+    grammar = reply_grammar(
+        call, tools.schemas, parser=model.parser, reasoning=reasoning, policy=session.policy, count=notes.append
+    )
     return Prompt(
         match=match,
         frame=frame,
@@ -142,20 +168,26 @@ async def prepare(model: Model, session: Session, call: ModelCall, conversation:
         token_ids=session.tree.prompt(match.parent, context_ids),
         opens_reasoning=reasoning == "open",
         tools=tools.schemas,
-        grammar=reply_grammar(call, tools.schemas, parser=model.parser, reasoning=reasoning, session=session),
+        grammar=grammar,
+        notes=tuple(notes),
     )
 
 
-def _read_raw(paths: Paths, prompts: Sequence[str | list[int]]) -> Conversation:
-    request = 0
+async def _read_raw(paths: Paths, prompts: Sequence[str | list[int]]) -> Conversation:
+    request, alone = 0, list[int]()
     for prompt in prompts:
-        request = paths.after(request, digest_of(prompt))
-    return Conversation(history=History(Chain(), lambda _: []), tools=_NO_TOOLS, frame=RAW_FRAME, request=request)
+        is_long = len(prompt) > _OFFLOAD_CHARS
+        digest = await asyncio.to_thread(digest_of, prompt) if is_long else digest_of(prompt)
+        request = paths.after(request, digest)
+        alone.append(paths.after(0, digest))
+    history = History(Chain())
+    return Conversation(history=history, tools=_NO_TOOLS, frame=RAW_FRAME, request=request, raw_requests=tuple(alone))
 
 
-async def _prepare_raw(model: Model, session: Session, call: ModelCall, raw: str | list[int], *, where: str) -> Prompt:
+async def _prepare_raw(model: Model, session: Session, call: ModelCall, request: int, *, index: int) -> Prompt:
     """The prompt that a text or a list of token ids is. It continues the row that its ids begin with."""
-    renderer, tree = model.renderer, session.tree
+    renderer, tree, raw = model.renderer, session.tree, call.raw_prompts[index]
+    where = "prompt" if len(call.raw_prompts) == 1 else f"prompt[{index}]"
     if isinstance(raw, list):
         token_ids = raw
     elif len(raw) > _OFFLOAD_CHARS:
@@ -164,12 +196,14 @@ async def _prepare_raw(model: Model, session: Session, call: ModelCall, raw: str
         token_ids = renderer.encode_raw(raw)
     if not token_ids:
         raise CallError("invalid_request", "the prompt is empty: send at least one token", param=where)
+    room_for(model, token_ids)  # nothing is looked up of what cannot be sampled
     if max(token_ids) >= renderer.vocab_size:
         message = f"the prompt has token id {max(token_ids)}: the model's ids are below {renderer.vocab_size}"
         raise CallError("invalid_request", message, param=where)
-    request = tree.messages.paths.after(0, digest_of(raw))
     match = tree.match_tokens(token_ids, request)
     parent_length = match.parent.row_length if match.parent else 0
+    notes: list[str] = []
+    grammar = reply_grammar(call, (), parser=model.parser, reasoning="none", policy=session.policy, count=notes.append)
     return Prompt(
         match=match,
         frame=RAW_FRAME,
@@ -178,13 +212,14 @@ async def _prepare_raw(model: Model, session: Session, call: ModelCall, raw: str
         context_ids=token_ids[parent_length:],
         token_ids=token_ids,
         opens_reasoning=False,
-        grammar=reply_grammar(call, (), parser=model.parser, reasoning="none", session=session),
+        grammar=grammar,
+        notes=tuple(notes),
         is_raw=True,
     )
 
 
-def _turns(call: ModelCall, history: History, *, after: int = -1) -> list[Message]:
-    messages = history.messages(after)
+async def _turns(call: ModelCall, history: History, *, after: int = -1) -> list[Message]:
+    messages = await history.messages(after)
     return join_turns(messages) if call.joins_turns else messages
 
 

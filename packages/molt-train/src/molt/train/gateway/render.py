@@ -163,7 +163,7 @@ class ChatRenderer:
 
     def encode_raw(self, text: str) -> list[int]:
         """See `Renderer.encode_raw`."""
-        return self._backend.encode(text).ids
+        return self._backend.encode_batch_fast([text])[0].ids
 
     def decode(self, token_ids: list[int]) -> str:
         """See `Renderer.decode`."""
@@ -277,8 +277,10 @@ class ChatRenderer:
 
     def encode_guarded(self, text: str) -> list[int]:
         """Token ids of text whose control tokens count, but where the guard broke them."""
-        encodings = [self._backend.encode(piece, add_special_tokens=False) for piece in text.split(self._break)]
-        return encodings[0].ids if len(encodings) == 1 else [i for encoding in encodings for i in encoding.ids]
+        # Where no character offsets are wanted, a batch of one is a third cheaper than a text; and unlike `encode`, it
+        # lets other threads run meanwhile.
+        pieces = self._backend.encode_batch_fast(text.split(self._break), add_special_tokens=False)
+        return pieces[0].ids if len(pieces) == 1 else [token_id for piece in pieces for token_id in piece.ids]
 
 
 def _fold_late_system(messages: Sequence[Message]) -> list[Message]:

@@ -7,13 +7,12 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from molt.agents.protocol import SamplingParams
 from molt.train.gateway.attempts import Attempts
 from molt.train.gateway.past import Past
-from molt.train.gateway.trace import Trace
+from molt.train.gateway.trace import Trace, TraceLog
 from molt.train.gateway.turns import TurnTree
 from molt.train.records.turn import Turn
 
@@ -106,9 +105,9 @@ class Session:
 
 
 class Sessions:
-    """The sessions in memory. With `traces`, an existing folder, every turn is kept in a file there, too."""
+    """The sessions in memory. With `traces` every turn is kept there, too."""
 
-    def __init__(self, traces: Path | None = None) -> None:
+    def __init__(self, traces: TraceLog | None = None) -> None:
         self._traces = traces
         self._sessions: dict[str, Session] = {}
 
@@ -133,7 +132,7 @@ class Sessions:
             policy=policy,
             expected_sampling=expected_sampling or sampling,
             metadata=metadata or {},
-            trace=Trace(self._traces, session_id) if self._traces else None,
+            trace=self._traces.of(session_id) if self._traces else None,
         )
         self._sessions[session.session_id] = session
         return session, key

@@ -1,17 +1,20 @@
-"""The durable half of a session: every turn is in a file before its client has seen the end of the reply.
+"""The durable half of the sessions: every turn is in a file before its client has seen the end of the reply.
 
-A trace is a file a session, `SESSION_ID.trace`, of records that are only ever appended:
+The log is a folder of numbered segments, each a file of records that are only ever appended:
 
     length, CRC-32 (both little-endian u32), then that many bytes of MessagePack: a turn, or what became of one
 
 A record is handed to the operating system when its call returns, so that it survives the death of the process; it is
-not synced, so the last second may be lost with the power. Once the ledger has the whole recording, which it does sync,
-the trace goes. Reading stops at the first record that is torn or damaged: whatever stands before it is whole.
+not synced, so the last seconds may be lost with the power. Once the ledger has the recording of a session, which it
+does sync, its turns are needed no more; a segment goes when that is true of all that it holds. Reading a segment stops
+at the first record that is torn or damaged: whatever stands before it is whole.
 """
 
 import os
 import struct
 import zlib
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ import msgspec
 from molt.train.gateway.turns import Frame, TurnNode, TurnTree
 from molt.train.records.turn import Turn, TurnStatus
 
+SEGMENT_BYTES = 64 * 1024 * 1024
+"""A segment that is longer is followed by the next."""
 _HEAD = struct.Struct("<II")
 _SUFFIX = ".trace"
 _LINKS = ("parent", "twin")
@@ -27,92 +32,143 @@ _STORED = tuple(name for name in TurnNode.__struct_fields__ if name not in _LINK
 
 
 class _TurnRecord(msgspec.Struct, tag="turn"):
+    session_id: str
     parent_turn_id: str | None
     node: dict[str, Any]
 
 
 class _MarkRecord(msgspec.Struct, tag="mark"):
+    session_id: str
     turn_id: str
     status: TurnStatus
     continued: bool
 
 
+_Record = _TurnRecord | _MarkRecord
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(_TurnRecord | _MarkRecord)
+_decoder = msgspec.msgpack.Decoder(_Record)
+
+
+class TraceLog:
+    """The log of one server."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin a log in `folder`, which exists and holds none: what an earlier server left was taken out."""
+        self._folder = folder
+        self._num_segments = 0
+        self._segments: list[_Segment] = []
+
+    def of(self, session_id: str) -> "Trace":
+        """Where a session's turns are kept."""
+        return Trace(self, session_id)
+
+    def append(self, record: _Record) -> None:
+        """Append to the last segment. Raises OSError: the disk is full or gone, and the log as it was before."""
+        if not self._segments or self._segments[-1].size > SEGMENT_BYTES:
+            self._num_segments += 1
+            self._segments.append(_Segment(self._folder / f"{self._num_segments:08d}{_SUFFIX}"))
+        segment = self._segments[-1]
+        segment.append(_encode(record))
+        segment.sessions.add(record.session_id)
+
+    def discard(self, session_id: str) -> None:
+        """A session's turns are needed no more."""
+        for segment in self._segments:
+            segment.sessions.discard(session_id)
+            if not segment.sessions:
+                segment.empty()
+        for segment in [segment for segment in self._segments[:-1] if not segment.sessions]:
+            segment.delete()
+            self._segments.remove(segment)
+
+    def close(self) -> None:
+        """Close the files; those that hold nothing go."""
+        for segment in self._segments:
+            segment.close()
+            if not segment.sessions:
+                segment.delete()
+        self._segments.clear()
 
 
 class Trace:
-    """Appends what one session records."""
+    """Keeps the turns of one session in a log: a `TurnSink`."""
 
-    def __init__(self, folder: Path, session_id: str) -> None:
-        """Name the file; it is made with the first record. `folder` exists."""
-        self._path = folder / (session_id + _SUFFIX)
-        self._size = 0
+    def __init__(self, log: TraceLog, session_id: str) -> None:
+        self._log, self._session_id = log, session_id
 
     def add(self, node: TurnNode) -> None:
-        """Append a turn.
-
-        Raises:
-            OSError: The disk is full or gone; the trace is as it was before.
-        """
+        """See `TurnSink.add`."""
         fields = {name: getattr(node, name) for name in _STORED}
-        self._append(_TurnRecord(node.parent.turn_id if node.parent else None, fields))
+        parent_id = node.parent.turn_id if node.parent else None
+        self._log.append(_TurnRecord(self._session_id, parent_id, fields))
 
     def mark(self, turn_id: str, *, status: TurnStatus, continued: bool) -> None:
-        """Append what became of a turn. Raises OSError as `add` does."""
-        self._append(_MarkRecord(turn_id, status, continued))
+        """See `TurnSink.mark`."""
+        self._log.append(_MarkRecord(self._session_id, turn_id, status, continued))
 
     def discard(self) -> None:
-        """Delete the file, if there is one."""
-        self._path.unlink(missing_ok=True)
+        """They are needed no more."""
+        self._log.discard(self._session_id)
 
-    def _append(self, record: _TurnRecord | _MarkRecord) -> None:
-        body = _encode(record)
+
+class _Segment:
+    """One file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self.sessions: set[str] = set()
+        """Whose turns in it are still needed."""
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def append(self, body: bytes) -> None:
         data = _HEAD.pack(len(body), zlib.crc32(body)) + body
-        # Opened for each record: open sessions may be more than files a process may have open.
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            if os.write(file, data) != len(data):
-                os.ftruncate(file, self._size)
-                raise OSError(f"{self._path}: only a part of a record could be written: the disk is full")
-        finally:
-            os.close(file)
-        self._size += len(data)
+        if os.write(self._file, data) != len(data):
+            os.ftruncate(self._file, self.size)
+            raise OSError(f"{self.path}: only a part of a record could be written: the disk is full")
+        self.size += len(data)
+
+    def empty(self) -> None:
+        os.ftruncate(self._file, 0)
+        self.size = 0
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def delete(self) -> None:
+        self.path.unlink(missing_ok=True)
 
 
-def left_traces(folder: Path) -> list[Path]:
-    """Traces of sessions whose recordings never got into the ledger, in the order of their names."""
-    return sorted(folder.glob("*" + _SUFFIX))
+def read_traces(folder: Path) -> dict[str, list[Turn]]:
+    """The turns of every session in a log, as far as it is whole."""
+    trees: defaultdict[str, TurnTree] = defaultdict(TurnTree)
+    nodes: dict[str, TurnNode] = {}
+    for path in sorted(folder.glob("*" + _SUFFIX)):
+        for record in _records(path.read_bytes()):
+            if isinstance(record, _MarkRecord):
+                if node := nodes.get(record.turn_id):
+                    node.status, node.continued = record.status, record.continued
+                continue
+            fields = record.node
+            fields |= {"frame": msgspec.convert(fields["frame"], Frame), "off_policy": tuple(fields["off_policy"])}
+            node = TurnNode(parent=nodes[record.parent_turn_id] if record.parent_turn_id else None, **fields)
+            nodes[node.turn_id] = node
+            trees[record.session_id].nodes.append(node)
+    return {session_id: tree.turns(session_id) for session_id, tree in trees.items()}
 
 
-def session_id_of(path: Path) -> str:
-    """The session that a trace is of."""
-    return path.name.removesuffix(_SUFFIX)
+def delete_traces(folder: Path) -> None:
+    """Delete a log that nobody writes."""
+    for path in folder.glob("*" + _SUFFIX):
+        path.unlink()
 
 
-def read_trace(path: Path) -> list[Turn]:
-    """The turns of a session, as far as its trace is whole."""
-    tree, nodes = TurnTree(), dict[str, TurnNode]()
-    for record in _records(path.read_bytes()):
-        if isinstance(record, _MarkRecord):
-            node = nodes[record.turn_id]
-            node.status, node.continued = record.status, record.continued
-            continue
-        fields = record.node
-        fields |= {"frame": msgspec.convert(fields["frame"], Frame), "off_policy": tuple(fields["off_policy"])}
-        node = TurnNode(parent=nodes[record.parent_turn_id] if record.parent_turn_id else None, **fields)
-        nodes[node.turn_id] = node
-        tree.nodes.append(node)
-    return tree.turns(session_id_of(path))
-
-
-def _records(data: bytes) -> list[_TurnRecord | _MarkRecord]:
-    records, start = [], 0
+def _records(data: bytes) -> Iterator[_Record]:
+    start = 0
     while start + _HEAD.size <= len(data):
         length, checksum = _HEAD.unpack_from(data, start)
         body = data[start + _HEAD.size : start + _HEAD.size + length]
         if len(body) < length or zlib.crc32(body) != checksum:
-            break
-        records.append(_decoder.decode(body))
+            return
+        yield _decoder.decode(body)
         start += _HEAD.size + length
-    return records

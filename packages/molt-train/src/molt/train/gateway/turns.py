@@ -168,8 +168,8 @@ class TurnTree:
         Raises:
             OSError: The turn is recorded, but could not be kept.
         """
-        if node.parent is None and not self._has_root:
-            node.opened_by = "start"
+        if node.parent is None:
+            node.opened_by = self._opened_by(node)
         self.nodes.append(node)
         self._requests[node.request, node.frame] = node
         if self._sink:
@@ -260,9 +260,8 @@ class TurnTree:
 
     def _fork(self, node: TurnNode, match: Match) -> str | None:
         if node.parent is None:
-            if not self._has_root:
-                self._has_root = True
-                node.opened_by = "start" if node.opened_by != "cut_turn_echoed" else node.opened_by
+            node.opened_by = self._opened_by(node)
+            self._has_root = True
             return None
         first, node.parent.has_child = not node.parent.has_child, True
         if match.diverged is not None:
@@ -270,6 +269,13 @@ class TurnTree:
         if first:
             return None
         return "forks.resampled" if (node.request, node.frame) in self._requests else "forks.branched"
+
+    def _opened_by(self, node: TurnNode) -> str | None:
+        """Why a turn has no parent, now that it is recorded: a sibling of its request may have been so before it."""
+        if not self._has_root and node.opened_by != "cut_turn_echoed":
+            return "start"
+        is_sibling = node.opened_by == "new_conversation" and (node.request, node.frame) in self._requests
+        return "resampled" if is_sibling else node.opened_by
 
     def _unknown(self, before: int, frame: Frame, twins: list[TurnNode]) -> str:
         """Why an assistant message behind the path `before` is no turn under `frame`; `twins` are, under others."""
@@ -298,8 +304,12 @@ class TurnTree:
         return continued | set(last.values())
 
     def _auxiliary(self) -> set[str]:
-        """Calls beside the conversation, such as title generators: no tools, another system text, never continued."""
-        roots = [node for node in self.nodes if node.parent is None]
+        """Calls beside the conversation, such as title generators: no tools, another system text, never continued.
+
+        Beside a conversation that has no tools itself nothing tells them from an agent's helpers that answer once, such
+        as a critic, which are to be trained: none is marked. Nor are raw prompts, which have no system text to compare.
+        """
+        roots = [node for node in self.nodes if node.parent is None and node.frame != RAW_FRAME]
         main = {node.frame.system for node in roots if node.frame.has_tools}
         return {
             node.turn_id

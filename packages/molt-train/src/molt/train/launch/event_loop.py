@@ -1,6 +1,7 @@
-"""How a serving process runs: uvloop, and a garbage collector that does not stop the world for what is kept."""
+"""How a serving process runs: uvloop, many open files, and a garbage collector that stops no world for what is kept."""
 
 import gc
+import resource
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -10,16 +11,27 @@ T = TypeVar("T")
 
 _FULL_EVERY = 256
 """Of so many collections of the oldest generation, one looks at everything that was set aside, too."""
+_MAX_FILES = 1024 * 1024
+"""Wanted at the most: where the hard limit is a billion, some child processes close every possible file, one by one."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end in a new event loop of uvloop's."""
+    raise_file_limit()
     collector = _Collector()
     collector.start()
     try:
         return uvloop.run(main)
     finally:
         collector.stop()
+
+
+def raise_file_limit() -> None:
+    """Let the process have as many files as it may. Each connection is one, and the usual 1024 are too few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Collector:

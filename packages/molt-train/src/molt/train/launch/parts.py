@@ -18,6 +18,7 @@ from molt.train.engine.protocol import Engine
 from molt.train.experience import PayloadStore
 from molt.train.gateway.app import Gateway
 from molt.train.gateway.sessions import Sessions
+from molt.train.gateway.trace import TraceLog
 from molt.train.launch.preflight import Preflight
 from molt.train.observe.metrics import Metrics
 from molt.train.pool.ledger import Ledger
@@ -68,7 +69,7 @@ def make_front(
     """Pool, gateway, control API and the HTTP server in front of them."""
     traces = RunFolder(Path(config.run.dir)).traces
     traces.mkdir(exist_ok=True)
-    sessions, metrics = Sessions(traces), Metrics()
+    sessions, metrics = Sessions(TraceLog(traces)), Metrics()
     experiences_of = experiences_into(store)
     pool = Pool(ledger, settings=config.pool, clock=time.monotonic, experiences_of=experiences_of)
     admission = Admission(config, pool, checked.tasks)

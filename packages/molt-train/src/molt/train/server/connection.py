@@ -96,7 +96,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a request."""
         super().on_message_begin()
-        self.scope["extensions"] = {CLOSED_IN_ORDER: lambda: self._is_closed_in_order}
+        self.scope["extensions"] = {CLOSED_IN_ORDER: {"check": lambda: self._is_closed_in_order}}
         if self._since is None:
             self._since = self.loop.time()
         self._reading, self._num_head_bytes = "head", 0

@@ -21,6 +21,9 @@ BACKLOG = 2048
 KEEP_ALIVE_S = 75
 """Longer than any client of ours keeps an idle connection, so that it is the client who closes it: a server that closes
 first breaks the request that is just being sent."""
+_PROBE_AFTER_S, _PROBE_EVERY_S = 30, 10
+"""Of a connection on which nothing comes or goes, so that a client that lost its power or its route is noticed while it
+waits for a reply; the kernel's own two hours are longer than any reply."""
 
 
 def bind(host: str, port: int, *, token: str) -> socket.socket:
@@ -72,12 +75,14 @@ class HttpServer:
     """
 
     def __init__(self, app: ASGIApp, sock: socket.socket, limits: GatewayConfig | None = None) -> None:
+        limits = limits or GatewayConfig()
         self.url = origin(sock)
         self._sock = sock
+        _notice_lost_clients(sock, limits.write_timeout_s)
         self._server = _EmbeddedServer(
             uvicorn.Config(
                 app,
-                http=functools.partial(BoundedConnection, limits=limits or GatewayConfig()),  # pyright: ignore[reportArgumentType]
+                http=functools.partial(BoundedConnection, limits=limits),  # pyright: ignore[reportArgumentType]
                 lifespan="off",
                 ws="none",
                 log_config=None,
@@ -108,6 +113,17 @@ class HttpServer:
         self._server.config.timeout_graceful_shutdown = grace_s
         self._server.should_exit = True
         await self._task
+
+
+def _notice_lost_clients(sock: socket.socket, write_timeout_s: float) -> None:
+    """Have the kernel break connections of `sock` whose client answers no probe, or takes nothing, for so long."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _PROBE_AFTER_S),
+        (socket.TCP_KEEPINTVL, _PROBE_EVERY_S),
+        (socket.TCP_USER_TIMEOUT, max(1, int(write_timeout_s * 1000))),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class _EmbeddedServer(uvicorn.Server):

@@ -68,6 +68,8 @@ class ChatEncoder:
 
     def step(self, step: Step) -> bytes:
         """See `ReplyEncoder.step`."""
+        if len(step.events) == 1 and isinstance(step.events[0], Content) and not self._call.logprobs:
+            return self._text_chunk(step.choice, step.events[0].text)
         chunks = [self._delta(step.choice, event) for event in step.events]
         deltas = [delta for delta in chunks if delta is not None]
         logprobs = self._logprobs(step.token_ids, step.logprobs, step.top_logprobs) if self._call.logprobs else None
@@ -162,6 +164,11 @@ class ChatEncoder:
         if logprobs:
             choice["logprobs"] = logprobs
         return self._head + b',"choices":[' + _encode(choice) + self._tail
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        """What `_chunk` writes for more text, which nearly all chunks are."""
+        opening = b',"choices":[{"index":%d,"delta":{"content":' % index
+        return self._head + opening + _encode(text) + b'},"finish_reason":null}' + self._tail
 
     def _finish_reason(self, reply: Reply) -> str:
         calls = any(call.complete for call in reply.calls)

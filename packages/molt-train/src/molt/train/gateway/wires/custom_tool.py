@@ -14,7 +14,8 @@ _UNITS = re.compile(
     r"""(?: [^"\\]
           | \\ ["\\/bfnrt]
           | \\u (?![dD][89abAB]) [0-9a-fA-F]{4}
-          | \\u [dD][89abAB][0-9a-fA-F]{2} (?: \\u[dD][c-fC-F][0-9a-fA-F]{2} | (?= [^\\] | \\[^u] | \\u[0-9a-fA-F]{4} ) )
+          | \\u [dD][89abAB][0-9a-fA-F]{2}
+            (?: \\u[dD][c-fC-F][0-9a-fA-F]{2} | (?= [^\\] | \\[^u] | \\u[0-9a-fA-F]{4} ) )
         )*""",
     re.VERBOSE,
 )

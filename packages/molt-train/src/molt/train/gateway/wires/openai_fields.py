@@ -92,9 +92,8 @@ class OpenAIFields(_Unused, kw_only=True):
     @property
     def unused(self) -> tuple[str, ...]:
         """Notes for `ModelCall.notes` of the fields sent that have no effect."""
-        return tuple(
-            f"ignored.{name}" for name in _Unused.__struct_fields__ if present(getattr(self, name)) is not None
-        )
+        sent = [name for name in _Unused.__struct_fields__ if getattr(self, name) is not ABSENT]
+        return tuple([f"ignored.{name}" for name in sent if present(getattr(self, name)) is not None])
 
     def wishes(self, max_tokens: int | None = None) -> SamplingWishes:
         """How the client wants to sample; `max_tokens` goes before the field of that name.
@@ -126,18 +125,18 @@ class OpenAIFields(_Unused, kw_only=True):
         Raises:
             CallError: It is of no known kind, or asked for in two ways.
         """
+        guided = {
+            "json": self.guided_json,
+            "regex": self.guided_regex,
+            "choice": self.guided_choice,
+            "grammar": self.guided_grammar,
+        }
+        if self.response_format is None and not self.structured_outputs and list(guided.values()) == [None] * 4:
+            return None
         bounds = [
             *_of_response_format(self.response_format),
             *_of_structured_outputs(self.structured_outputs or {}, "structured_outputs."),
-            *_of_structured_outputs(
-                {
-                    "json": self.guided_json,
-                    "regex": self.guided_regex,
-                    "choice": self.guided_choice,
-                    "grammar": self.guided_grammar,
-                },
-                "guided_",
-            ),
+            *_of_structured_outputs(guided, "guided_"),
         ]
         if len(bounds) > 1:
             raise CallError(

@@ -56,6 +56,10 @@ class ResponsesCall(ModelCall, frozen=True, kw_only=True):
             return "previous_response_id"
         return f"input[{self.positions[own]}]" if self.positions else "input"
 
+    async def accepted(self) -> None:
+        """See `ModelCall.accepted`."""
+        await self.past.learn(self.messages[self.num_leading :])
+
 
 class OutputItem:
     """One item of a response's output, whole or growing."""
