@@ -1,8 +1,8 @@
 """What capture costs: the gateway against a bare ASGI application on the same server: `python -m benchmarks.gateway`.
 
 Both serve on one core, the load comes from the other one. The gateway runs the scripted engine without delays, exact
-capture and the durable record on; a single turn has a prompt of about 200 tokens and a reply of 50, each in a session of
-its own, eight to a prompt. The bare application returns the bytes of such a reply. One JSON line; times are in
+capture and the durable record on; a single turn has a prompt of about 200 tokens and a reply of 50, each in a session
+of its own, eight to a prompt. The bare application returns the bytes of such a reply. One JSON line; times are in
 milliseconds, memory in bytes.
 """
 

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -96,9 +96,9 @@ class Responder:
                 attempt.runs = runs
                 delivery.begin(runs)
 
-                async def emit(step: Step) -> None:
+                def emit(step: Step) -> Awaitable[None] | None:
                     attempt.publish(step)
-                    await delivery.step(step, is_last=None not in [run.node for run in runs])
+                    return delivery.step(step, is_last=None not in [run.node for run in runs])
 
                 await _sample_all(runs, emit)
             finally:
@@ -123,11 +123,11 @@ class Responder:
         """
         settings = self._settings
         slots = session.slots = session.slots or asyncio.Semaphore(settings.max_session_requests)
-        if not slots.locked():
-            await slots.acquire()
-            return slots
         try:
-            async with asyncio.timeout(settings.hold_s):
+            if slots.locked():
+                async with asyncio.timeout(settings.hold_s):
+                    await slots.acquire()
+            else:
                 await slots.acquire()
         except TimeoutError:
             session.count("queue_expired")
@@ -154,7 +154,8 @@ async def _follow(exchange: Exchange, session: Session, attempt: Attempt, delive
         async for step in steps:
             if not delivery.replies:
                 delivery.begin(attempt.runs)
-            await delivery.step(step)
+            if sending := delivery.step(step):
+                await sending
     if not await delivery.finish(attempt.nodes):
         session.count("replies_undelivered")
 

@@ -16,7 +16,6 @@ import msgspec
 
 from molt.train.gateway.call import (
     Content,
-    Count,
     Event,
     Reasoning,
     Reply,
@@ -81,7 +80,7 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
 class Attempt:
     """One request on its way, and the clients that wait for its reply."""
 
-    def __init__(self, asked: Asked, grace_s: float, count: Count) -> None:
+    def __init__(self, asked: Asked, grace_s: float, counters: Counter[str]) -> None:
         self.asked = asked
         self.runs: Sequence[Sample] = ()
         """The samples, once there are any: one a choice."""
@@ -89,7 +88,7 @@ class Attempt:
         """The same request came again while the client seemed to be there."""
         self.is_given_up = False
         """Nobody waits any more: its generations were told to stop."""
-        self._grace_s, self._count = grace_s, count
+        self._grace_s, self._counters = grace_s, counters
         self._clients: set[Exchange] = set()
         self._followers: list[asyncio.Queue[Step | CallError | None]] = []
         self._grace: asyncio.TimerHandle | None = None
@@ -157,11 +156,11 @@ class Attempt:
 
     def _leave(self, exchange: Exchange) -> None:
         self._clients.discard(exchange)
-        self._count("clients_left")
+        self._counters["clients_left"] += 1
         if self._clients or self._is_over or self.is_given_up:
             return
         if self.has_resend and not exchange.streaming:
-            self._count("resends.superseded")
+            self._counters["resends.superseded"] += 1
             self._give_up()
         else:
             self._grace = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
@@ -178,8 +177,9 @@ class Attempt:
 class Attempts:
     """The requests of one session, by their normal form."""
 
-    def __init__(self, count: Count) -> None:
-        self._count = count
+    def __init__(self, counters: Counter[str]) -> None:
+        """Take the counters of the session."""
+        self._counters = counters
         self._latest: dict[bytes, Attempt | Answered] = {}
         self._named: dict[str, tuple[bytes, Attempt | Answered | None]] = {}
         self._under_way: set[Attempt] = set()
@@ -204,12 +204,12 @@ class Attempts:
         if found is None or (isinstance(found, Attempt) and found.is_given_up):
             found = self._of_key(asked, replay_s)
         if found is not None:
-            self._count("resends.attached" if isinstance(found, Attempt) else "resends.replayed")
+            self._counters["resends.attached" if isinstance(found, Attempt) else "resends.replayed"] += 1
         return found
 
     def begin(self, asked: Asked, *, grace_s: float) -> Attempt:
         """A request that is to be sampled. `grace_s` is how long it goes on without a client, in seconds."""
-        attempt = Attempt(asked, grace_s, self._count)
+        attempt = Attempt(asked, grace_s, self._counters)
         if self._owed[asked.key] > 1:
             self._owed[asked.key] -= 1
         else:
@@ -227,9 +227,9 @@ class Attempts:
         if nodes and all(node.status in ("delivered", "undelivered") for node in nodes):
             answered = Answered(nodes, _pack(attempt.replies), time.monotonic())
         elif attempt.is_given_up:
-            self._count("attempts.given_up")
+            self._counters["attempts.given_up"] += 1
         elif attempt.runs:
-            self._count("attempts.unanswered")
+            self._counters["attempts.unanswered"] += 1
         if self._is_sealed:
             return
         if asked.name:

@@ -1,10 +1,11 @@
 """Handing one reply to one client, whole or streamed, and knowing whether the client has it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from molt.train.gateway.attempts import Sample, step_so_far
 from molt.train.gateway.call import Dialect, Reply, ReplyEncoder, Step
+from molt.train.gateway.call_error import CallError
 from molt.train.gateway.exchange import Exchange
 from molt.train.gateway.turns import TurnNode, TurnTree
 from molt.train.records.turn import TurnStatus
@@ -12,6 +13,10 @@ from molt.train.records.turn import TurnStatus
 FIRST_BYTE_S = 1.0
 """Of sampling, after which a stream without a token is opened all the same: clients take one without a byte for dead,
 and send again. What an engine refuses, it refuses sooner, so that a refusal keeps its status."""
+
+GATHER_S = 0.01
+"""Between two writes of a stream. Tokens that an engine samples faster than this go out together: nobody reads them one
+by one, and a write costs more than all else that is done for a token."""
 
 
 class Delivery:
@@ -27,9 +32,13 @@ class Delivery:
         self._began_at = 0.0
         self._exchange, self._encoder, self._stream = exchange, encoder, stream
         self._tree, self._early_keepalive = tree, dialect.keepalive
-        exchange.failure = encoder.failure
+        exchange.failure = self._failure
         self._has_begun = False
         self._unsent = b""
+        self._due = 0.0
+        """When the next events may be written, by the loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.Task[None] | None = None
 
     def keep_alive(self, every_s: float) -> None:
         """Break silences of a stream longer than `every_s` seconds. A whole reply has no place for signs of life."""
@@ -41,14 +50,25 @@ class Delivery:
         self.replies = [sample.reply for sample in samples]
         self._samples, self._began_at = samples, asyncio.get_running_loop().time()
 
-    async def step(self, step: Step, *, is_last: bool = False) -> None:
-        """Send what was sampled. The last step is kept for `finish`, which sends both in one write."""
+    def step(self, step: Step, *, is_last: bool = False) -> Awaitable[None] | None:
+        """Send what was sampled, at the latest `GATHER_S` after the last write.
+
+        The last step is kept for `finish`, which sends both in one write.
+
+        Returns:
+            What is to be awaited; None where nothing is.
+        """
         if not self._stream or self._exchange.gone:
-            return
+            return None
         self._unsent += self._opening() + self._encoder.step(step)
-        if self._unsent and not is_last:
-            data, self._unsent = self._unsent, b""
-            await self._exchange.write(data)
+        if not self._unsent or is_last:
+            return None
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._due:
+            return self._flush()
+        if self._timer is None:
+            self._timer = loop.call_at(self._due, self._flush_now)
+        return None
 
     async def all_of(self, replies: Sequence[Reply], nodes: Sequence[TurnNode] = ()) -> bool:
         """Send replies that are whole. See `finish`."""
@@ -56,7 +76,7 @@ class Delivery:
         self.replies = replies
         for reply in replies:
             if reply.token_ids:
-                await self.step(step_so_far(reply), is_last=True)
+                self.step(step_so_far(reply), is_last=True)
         return await self.finish(nodes)
 
     async def finish(self, nodes: Sequence[TurnNode]) -> bool:
@@ -66,6 +86,7 @@ class Delivery:
             Whether the client has the reply, as far as the socket knows.
         """
         exchange = self._exchange
+        self._stop_timer()
         if exchange.gone:
             return False
         if self._stream:
@@ -85,6 +106,28 @@ class Delivery:
                     self._tree.mark(node, "delivered" if node.continued else status)
         await exchange.end()
         return delivered
+
+    async def _flush(self) -> None:
+        self._stop_timer()
+        data, self._unsent = self._unsent, b""
+        self._due = asyncio.get_running_loop().time() + GATHER_S
+        await self._exchange.write(data)
+
+    def _flush_now(self) -> None:
+        self._timer = None
+        if self._unsent and not self._exchange.gone:
+            self._flushing = asyncio.get_running_loop().create_task(self._flush())
+
+    def _stop_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _failure(self, error: CallError, request_id: str) -> bytes:
+        """The last events of a stream that ends in an error, behind those that were not sent yet."""
+        self._stop_timer()
+        data, self._unsent = self._unsent, b""
+        return data + self._encoder.failure(error, request_id)
 
     def _opening(self) -> bytes:
         if self._has_begun:

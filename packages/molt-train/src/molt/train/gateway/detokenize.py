@@ -1,6 +1,7 @@
 """From sampled token ids to text, as the ids come: nothing is shown that a later token could still change."""
 
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 
 from molt.train.gateway.call import Event
 from molt.train.gateway.parse import Parser, Reading, partial_mark
@@ -21,11 +22,18 @@ class Detokenizer:
         self._decode = decode
         self._context: list[int] = []
         self._held: list[int] = []
-        self._num_read = 0
-        self._lengths: dict[int, int] = {}
+        self._num_read: int | None = 0
+        """Characters of the text of context and held tokens that were given out; None: those of the context."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that `token_ids` complete."""
+        if len(token_ids) == 1 and not self._held:
+            text = _text_behind(self._decode, self._context[0] if self._context else None, token_ids[0])
+            if text is not None:
+                self._context, self._num_read = [token_ids[0]], None
+                return text
+        if self._num_read is None:
+            self._num_read = _length(self._decode, self._context[0])
         self._held.extend(token_ids)
         text = self._decode(self._context + self._held)
         if not text.endswith(_REPLACEMENT):
@@ -45,11 +53,22 @@ class Detokenizer:
         text = text[self._num_read :]
         # Some decoders (SentencePiece's) drop the first token's leading space: one token stays in front of the next.
         if self._held:
-            last = self._held[-1]
-            if last not in self._lengths:
-                self._lengths[last] = len(self._decode([last]))
-            self._context, self._held, self._num_read = [last], [], self._lengths[last]
+            self._context, self._held, self._num_read = self._held[-1:], [], None
         return text
+
+
+@lru_cache(maxsize=65536)
+def _text_behind(decode: Decode, before: int | None, token_id: int) -> str | None:
+    """The text of a token behind another one; None where it ends in the middle of a character."""
+    text = decode([token_id] if before is None else [before, token_id])
+    if text.endswith(_REPLACEMENT):
+        return None
+    return text if before is None else text[_length(decode, before) :]
+
+
+@lru_cache(maxsize=65536)
+def _length(decode: Decode, token_id: int) -> int:
+    return len(decode([token_id]))
 
 
 class StopFilter:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-import secrets
+import os
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -15,11 +15,13 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
 NO_CONTENT = 204
-CLOSED_IN_ORDER = "molt.closed_in_order"
-"""Extension of the ASGI scope: its `check` says of a lost connection whether the client had read it to the end."""
+CONNECTION = "molt.connection"
+"""Extension of the ASGI scope: what the server knows of the connection. `closed_in_order()` says of a lost one whether
+the client had read it to the end; `watch(lost)` has `lost` called when it is lost, until `watch(None)`. A server
+without it is asked for `http.disconnect`, which takes a task for each request."""
 
-_TURNS_TO_NOTICE = 4
-"""Of the event loop, from a failed write to the watcher that hears of it: read, lost connection, event, watcher."""
+_TURNS_TO_NOTICE, _TURNS_OF_A_TASK = 2, 2
+"""Of the event loop, from a failed write to who hears of it: read, lost connection; then event, task."""
 
 _JSON = (b"content-type", b"application/json")
 _EVENT_STREAM = (
@@ -41,15 +43,16 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.request_id = "req_" + secrets.token_hex(12)
+        self.request_id = "req_" + os.urandom(12).hex()
         self.streaming = False
         """The head of an event stream has been sent."""
         self.gone = False
         """The client closed the connection before the response was complete."""
         self.failure: Callable[[CallError, str], bytes] = lambda *_: b""
         """The last events of a stream that ends in an error; to be set before one begins."""
-        extension: dict[str, Callable[[], bool]] = scope.get("extensions", {}).get(CLOSED_IN_ORDER, {})
-        self._closed_in_order = extension.get("check", lambda: False)
+        connection: dict[str, Callable[..., Any]] = scope.get("extensions", {}).get(CONNECTION, {})
+        self._closed_in_order: Callable[[], bool] = connection.get("closed_in_order", lambda: False)
+        self._watch_connection: Callable[[Callable[[], None] | None], None] | None = connection.get("watch")
         self._receive, self._send = receive, send
         self._watcher: asyncio.Task[None] | None = None
         self._pulse_timer: asyncio.TimerHandle | None = None
@@ -125,7 +128,7 @@ class Exchange:
 
     async def settle(self) -> None:
         """Give the event loop the turns in which it notices that the socket had been reset before the last write."""
-        for _ in range(_TURNS_TO_NOTICE):
+        for _ in range(_TURNS_TO_NOTICE + (_TURNS_OF_A_TASK if self._watcher else 0)):
             await asyncio.sleep(0)
 
     async def end(self) -> None:
@@ -136,14 +139,20 @@ class Exchange:
     def watch(self, left: Callable[[], None] = lambda: None) -> None:
         """From now on notice when the client goes away: `gone` turns true, and `left` is called, once."""
 
-        async def wait() -> None:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
+        def lost() -> None:
             self.gone = True
             self._stop_pulse()
             left()
 
-        self._watcher = asyncio.get_running_loop().create_task(wait())
+        async def wait() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            lost()
+
+        if self._watch_connection:
+            self._watch_connection(lost)
+        else:
+            self._watcher = asyncio.get_running_loop().create_task(wait())
 
     def keep_alive(
         self, every_s: float, beat: Callable[[], bytes], opens_in: Callable[[], float] = lambda: math.inf
@@ -192,7 +201,9 @@ class Exchange:
             self._pulse_timer.cancel()
 
     def _stop_watching(self) -> None:
-        if self._watcher:
+        if self._watch_connection:
+            self._watch_connection(None)
+        elif self._watcher:
             self._watcher.cancel()
 
     async def _head(self, status: int, headers: Headers) -> None:

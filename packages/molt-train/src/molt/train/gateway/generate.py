@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import secrets
+import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
@@ -47,8 +47,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Between two tries at a dead engine, doubling."""
 
 
-Emit = Callable[[Step], Awaitable[None]]
-"""Takes what was sampled."""
+Emit = Callable[[Step], Awaitable[None] | None]
+"""Takes what was sampled. What it returns is awaited: the client has to take some of it first."""
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class Run:
         room = room_for(model, prompt.token_ids)
         if prompt.match.parent and session.tree.adopt(prompt.match.parent):
             session.count("adopted_though_undelivered")
-        self.turn_id = secrets.token_hex(12)
+        self.turn_id = os.urandom(12).hex()
         self.sampling = effective_sampling(session, call.wishes, room, prompt.grammar)
         self.node: TurnNode | None = None
         """The turn, once it is recorded: nothing more will be sampled."""
@@ -124,28 +124,30 @@ class Run:
             CallError: The engine refused the request, failed or is overloaded, or the generation was aborted.
         """
         refused = False
-        with self._session.running(self):
-            try:
-                chunk = await self._generate(emit)
-                last = self._take(chunk)
-                self._settle(chunk)
-            except EngineRequestError as error:
-                refused = True  # nothing was sampled: there is no turn
-                raise request_error(error, self._call) from error
-            except EngineError as error:
-                self._record("failed", "error")
-                self._session.count("engine_failed")
-                raise _call_error(error) from error
-            except asyncio.CancelledError as cancelled:
-                if (task := self._cut_off) is None or task.uncancel():
-                    raise
-                raise self._aborted_error() from cancelled
-            finally:
-                self._emitting = None
-                if self.node is None and not refused:
-                    self._record("aborted", "abort")
-                    await self.abort()
-        await emit(last)
+        self._session.begun(self)
+        try:
+            chunk = await self._generate(emit)
+            last = self._take(chunk)
+            self._settle(chunk)
+        except EngineRequestError as error:
+            refused = True  # nothing was sampled: there is no turn
+            raise request_error(error, self._call) from error
+        except EngineError as error:
+            self._record("failed", "error")
+            self._session.count("engine_failed")
+            raise _call_error(error) from error
+        except asyncio.CancelledError as cancelled:
+            if (task := self._cut_off) is None or task.uncancel():
+                raise
+            raise self._aborted_error() from cancelled
+        finally:
+            self._emitting = None
+            if self.node is None and not refused:
+                self._record("aborted", "abort")
+                await self.abort()
+            self._session.ended(self)
+        if sending := emit(last):
+            await sending
 
     async def abort(self) -> None:
         """Have the engine stop; `sample` then ends in a CallError, the turn recorded as aborted."""
@@ -191,12 +193,12 @@ class Run:
         last, task = None, asyncio.current_task()
         async with aclosing(self._model.engine.stream(request)) as chunks:
             async for chunk in chunks:
-                if chunk.finish_reason is None:
-                    step, self._emitting = self._take(chunk), task
-                    await emit(step)
-                    self._emitting = None
-                else:
+                if chunk.finish_reason is not None:
                     last = chunk
+                elif sending := emit(self._take(chunk)):
+                    self._emitting = task
+                    await sending
+                    self._emitting = None
         if last is None:
             raise EngineError("a generation ended without a finish reason")
         return last
@@ -230,7 +232,7 @@ class Run:
             case Reasoning(text):
                 self.reply.reasoning += text
             case ToolCallStart(name):
-                event = ToolCallStart(name, self._dialect.call_prefix + secrets.token_hex(12))
+                event = ToolCallStart(name, self._dialect.call_prefix + os.urandom(12).hex())
                 self.reply.calls.append(ToolCall(name, event.call_id))
             case ToolCallArguments(text):
                 self.reply.calls[-1].arguments += text

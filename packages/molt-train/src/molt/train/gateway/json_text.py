@@ -29,7 +29,8 @@ _NUMBER: dict[str, dict[str, str]] = {
 _WHOLE_NUMBERS = frozenset({_ZERO, _INTEGER, _FRACTION, _EXPONENT})
 
 
-_Reader = Callable[[str, int], int]
+_Reader = Callable[["JsonText", str, int], int]
+"""Not bound to its object: that would be a cycle, and garbage to collect, in every reply."""
 
 
 class JsonText:
@@ -40,7 +41,7 @@ class JsonText:
         self.broken = False
         """What came is the beginning of no JSON value."""
         self._open: list[str] = []
-        self._read: _Reader = self._value
+        self._read: _Reader = JsonText._value
         self._is_key = False
         self._left = 0
         self._rest = ""
@@ -55,7 +56,7 @@ class JsonText:
         """
         size = len(text)
         while start < size and not (self.whole or self.broken):
-            start = self._read(text, start)
+            start = self._read(self, text, start)
         return start
 
     # A reader takes what it can of the text from an index on, says where it stopped, and who goes on.
@@ -66,14 +67,14 @@ class JsonText:
             return at
         char = text[at]
         if char == '"':
-            self._is_key, self._read = False, self._string
+            self._is_key, self._read = False, JsonText._string
         elif char in _CLOSERS and len(self._open) < MAX_DEPTH:
             self._open.append(char)
-            self._read = self._first_key if char == "{" else self._first_item
+            self._read = JsonText._first_key if char == "{" else JsonText._first_item
         elif char in _LITERALS:
-            self._rest, self._read = _LITERALS[char], self._literal
+            self._rest, self._read = _LITERALS[char], JsonText._literal
         elif char in _NUMBER["start"]:
-            self._number, self._read = _NUMBER["start"][char], self._digits
+            self._number, self._read = _NUMBER["start"][char], JsonText._digits
         else:
             self.broken = True
             return at
@@ -82,20 +83,20 @@ class JsonText:
     def _first_item(self, text: str, at: int) -> int:
         at = _skip_space(text, at)
         if at < len(text):
-            self._read = self._behind if text[at] == "]" else self._value
+            self._read = JsonText._behind if text[at] == "]" else JsonText._value
         return at
 
     def _first_key(self, text: str, at: int) -> int:
         at = _skip_space(text, at)
         if at < len(text):
-            self._read = self._behind if text[at] == "}" else self._key
+            self._read = JsonText._behind if text[at] == "}" else JsonText._key
         return at
 
     def _key(self, text: str, at: int) -> int:
-        return self._expect(text, at, '"', self._string, is_key=True)
+        return self._expect(text, at, '"', JsonText._string, is_key=True)
 
     def _colon(self, text: str, at: int) -> int:
-        return self._expect(text, at, ":", self._value)
+        return self._expect(text, at, ":", JsonText._value)
 
     def _expect(self, text: str, at: int, char: str, then: _Reader, *, is_key: bool = False) -> int:
         at = _skip_space(text, at)
@@ -113,7 +114,7 @@ class JsonText:
             return at
         innermost = self._open[-1]
         if text[at] == ",":
-            self._read = self._key if innermost == "{" else self._value
+            self._read = JsonText._key if innermost == "{" else JsonText._value
         elif text[at] == _CLOSERS[innermost]:
             self._open.pop()
             self._end()
@@ -129,11 +130,11 @@ class JsonText:
             return at
         if text[at] == '"':
             if self._is_key:
-                self._read = self._colon
+                self._read = JsonText._colon
             else:
                 self._end()
         elif text[at] == "\\":
-            self._read = self._escape
+            self._read = JsonText._escape
         else:
             self.broken = True
             return at
@@ -141,9 +142,9 @@ class JsonText:
 
     def _escape(self, text: str, at: int) -> int:
         if text[at] in _ESCAPES:
-            self._read = self._string
+            self._read = JsonText._string
         elif text[at] == "u":
-            self._left, self._read = 4, self._code_point
+            self._left, self._read = 4, JsonText._code_point
         else:
             self.broken = True
             return at
@@ -155,7 +156,7 @@ class JsonText:
             return at
         self._left -= 1
         if not self._left:
-            self._read = self._string
+            self._read = JsonText._string
         return at + 1
 
     def _literal(self, text: str, at: int) -> int:
@@ -180,7 +181,7 @@ class JsonText:
 
     def _end(self) -> None:
         if self._open:
-            self._read = self._behind
+            self._read = JsonText._behind
         else:
             self.whole = True
 

@@ -29,4 +29,5 @@ class Meters:
         for reply in replies:
             sampled.inc(len(reply.token_ids))
             prompt.inc(reply.prompt_tokens)
-            cached.inc(reply.cached_tokens)
+            if reply.cached_tokens:
+                cached.inc(reply.cached_tokens)

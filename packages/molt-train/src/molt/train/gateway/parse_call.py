@@ -13,6 +13,10 @@ _OPENERS = {"name": '"', "arguments": "{"}
 """What the values of the two members begin with."""
 
 
+_Reader = Callable[["CallText", str, int], int]
+"""Not bound to its object: that would be a cycle, and garbage to collect, in every reply."""
+
+
 class CallText:
     """What stands between `<tool_call>` and `</tool_call>`, the closing mark included.
 
@@ -29,7 +33,7 @@ class CallText:
         self.broken = False
         self.has_more = False
         """There are members beside the two."""
-        self._read: Callable[[str, int], int] = self._opening
+        self._read: _Reader = CallText._opening
         self._value = JsonText()
         self._key: str | None = None
         self._text: list[str] = []
@@ -45,7 +49,7 @@ class CallText:
     def feed(self, text: str, start: int) -> int:
         """Read `text` from index `start`; returns the index behind what belongs to the call."""
         while start < len(text) and not (self.closed or self.broken):
-            start = self._read(text, start)
+            start = self._read(self, text, start)
         return start
 
     def take_arguments(self) -> str:
@@ -54,12 +58,12 @@ class CallText:
         return text
 
     def _opening(self, text: str, at: int) -> int:
-        return self._expect(text, at, "{", self._first_key)
+        return self._expect(text, at, "{", CallText._first_key)
 
     def _first_key(self, text: str, at: int) -> int:
         at = _skip_space(text, at)
         if at < len(text):
-            self._read = self._behind if text[at] == "}" else self._next_key
+            self._read = CallText._behind if text[at] == "}" else CallText._next_key
         return at
 
     def _next_key(self, text: str, at: int) -> int:
@@ -70,7 +74,7 @@ class CallText:
         return at
 
     def _colon(self, text: str, at: int) -> int:
-        return self._expect(text, at, ":", self._before_value)
+        return self._expect(text, at, ":", CallText._before_value)
 
     def _before_value(self, text: str, at: int) -> int:
         at = _skip_space(text, at)
@@ -86,7 +90,7 @@ class CallText:
 
     def _begin(self, text: str, at: int, opener: str | None) -> None:
         self.broken = opener is not None and text[at] != opener
-        self._value, self._text, self._read = JsonText(), [], self._inside
+        self._value, self._text, self._read = JsonText(), [], CallText._inside
 
     def _inside(self, text: str, at: int) -> int:
         end = self._value.feed(text, at)
@@ -100,7 +104,7 @@ class CallText:
         return end
 
     def _take_value(self) -> None:
-        self._read = self._colon if self._key is None else self._behind
+        self._read = CallText._colon if self._key is None else CallText._behind
         value = None
         if self._text:
             try:
@@ -119,9 +123,9 @@ class CallText:
         if at == len(text):
             return at
         if text[at] == ",":
-            self._read = self._next_key
+            self._read = CallText._next_key
         elif text[at] == "}" and self.name is not None:
-            self._read, self.whole = self._mark, True
+            self._read, self.whole = CallText._mark, True
             if "arguments" not in self._seen:
                 self._new.append("{}")
         else:
@@ -140,7 +144,7 @@ class CallText:
             at += 1
         return at
 
-    def _expect(self, text: str, at: int, char: str, then: Callable[[str, int], int]) -> int:
+    def _expect(self, text: str, at: int, char: str, then: _Reader) -> int:
         at = _skip_space(text, at)
         if at == len(text):
             return at

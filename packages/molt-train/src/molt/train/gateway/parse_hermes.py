@@ -30,6 +30,10 @@ from molt.train.gateway.parse_call import END_CALL, CallText
 THINK, END_THINK, CALL = "<think>", "</think>", "<tool_call>"
 
 
+_NO_CALL = CallText()
+"""Before the first call."""
+
+
 class HermesReading:
     """A `Reading` of one reply, by the rules above."""
 
@@ -40,7 +44,7 @@ class HermesReading:
         self._calls_left = max_calls
         self._text_marks = (CALL,) if offers_tools else ()
         self._reasoning_marks = (END_THINK, *self._text_marks)
-        self._part: Callable[[str, int], int] = self._opening
+        self._part: Callable[[HermesReading, str, int], int] = HermesReading._opening
         self._in_reasoning = in_reasoning
         self._held = ""
         """What may become a mark."""
@@ -48,7 +52,7 @@ class HermesReading:
         """White space that is shown only if the same part goes on behind it."""
         self._doubtful: list[str] = []
         self._events: list[Event] = []
-        self._call = CallText()
+        self._call = _NO_CALL
         self._raw: list[str] = []
         self._starts_reasoning = True
         self._begun = self._hidden = self._called = False
@@ -59,59 +63,60 @@ class HermesReading:
             text, self._held = self._held + text, ""
         at = 0
         while at < len(text):
-            at = self._part(text, at)
+            at = self._part(self, text, at)
         return self._take()
 
     def finish(self) -> list[Event]:
         """See `Reading.finish`."""
         events: list[Event] = []
-        if self._part == self._doubt:
+        if self._part == HermesReading._doubt:
             self._count("tool_call_in_reasoning")
-            self._space, self._part = [], self._text
+            self._space, self._part = [], HermesReading._text
             held, self._held = self._held, ""
             events = self.feed("".join(self._doubtful) + held)
-        elif self._part == self._opening and self._in_reasoning:
+        elif self._part == HermesReading._opening and self._in_reasoning:
             self._go_on_reasoning()
         held, self._held = self._held, ""
-        if self._part == self._reasoning:
+        if self._part == HermesReading._reasoning:
             self._show_reasoning(held)
             self._emit(Reasoning, "".join(self._space))
-        elif self._part == self._in_call:
+        elif self._part == HermesReading._in_call:
             self._finish_call()
-        elif self._part != self._after_reasoning and not (self._part == self._broken and self._begun):
+        elif self._part != HermesReading._after_reasoning and not (self._part == HermesReading._broken and self._begun):
             self._show(held)
             self._show_space()
         return events + self._take()
 
-    # A part reads what it can of the text from an index on, says where it stopped, and which part goes on there.
+    # A part reads what it can of the text from an index on, says where it stopped, and which part goes on there. It is
+    # no bound method, which would make every reading a cycle, and garbage to collect.
 
     def _opening(self, text: str, at: int) -> int:
         rest = text[at:]
         begin = rest.lstrip()
         if begin.startswith(THINK):
-            self._space, self._part = [], self._reasoning
+            self._space, self._part = [], HermesReading._reasoning
             return len(text) - len(begin) + len(THINK)
         if THINK.startswith(begin):
             self._space.append(rest[: len(rest) - len(begin)])
             self._held = begin
             return len(text)
-        self._part = self._text
+        self._part = HermesReading._text
         if self._in_reasoning:
             self._go_on_reasoning()
         return at
 
     def _go_on_reasoning(self) -> None:
         """What was read so far is the beginning of the reasoning that the prompt opened."""
-        space, self._space, self._part = self._space, [], self._reasoning
+        space, self._space, self._part = self._space, [], HermesReading._reasoning
         self._show_reasoning("".join(space))
 
     def _reasoning(self, text: str, at: int) -> int:
         end, mark = _find_mark(text, at, self._reasoning_marks)
         self._show_reasoning(text[at:end])
         if mark == END_THINK:
-            self._space, self._part = [], self._after_reasoning
+            self._space, self._part = [], HermesReading._after_reasoning
         elif mark:
-            self._doubtful, self._part = [CALL], self._doubt
+            self._doubtful, self._part = [CALL], HermesReading._doubt
         return self._behind(text, end, mark)
 
     def _doubt(self, text: str, at: int) -> int:
@@ -120,13 +125,13 @@ class HermesReading:
         if mark:
             self._show_reasoning("".join(self._doubtful))
             self._doubtful = []
-            self._space, self._part = [], self._after_reasoning
+            self._space, self._part = [], HermesReading._after_reasoning
         return self._behind(text, end, mark)
 
     def _after_reasoning(self, text: str, at: int) -> int:
         rest = text[at:].lstrip()
         if rest:
-            self._part = self._text
+            self._part = HermesReading._text
         return len(text) - len(rest)
 
     def _text(self, text: str, at: int) -> int:
@@ -135,7 +140,7 @@ class HermesReading:
         if mark:
             self._call, self._raw = CallText(), [CALL]
             self._begun = self._hidden = False
-            self._part = self._in_call
+            self._part = HermesReading._in_call
         return self._behind(text, end, mark)
 
     def _in_call(self, text: str, at: int) -> int:
@@ -149,7 +154,7 @@ class HermesReading:
             self._emit(ToolCallArguments, call.take_arguments())
         if call.closed:
             self._end_call()
-            self._part = self._text
+            self._part = HermesReading._text
         elif call.broken:
             self._break_call()
         return end
@@ -160,7 +165,7 @@ class HermesReading:
         if not self._begun:
             self._show(text[at : end - len(self._held)])
         if mark:
-            self._part = self._text
+            self._part = HermesReading._text
         return end
 
     def _behind(self, text: str, end: int, mark: str | None) -> int:
@@ -187,7 +192,7 @@ class HermesReading:
             self._events.append(ToolCallEnd())
 
     def _break_call(self) -> None:
-        self._part = self._broken
+        self._part = HermesReading._broken
         if not self._hidden:
             self._count("tool_call_invalid")
         if not self._begun:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -225,10 +226,15 @@ async def _turns(call: ModelCall, history: History, *, after: int = -1) -> list[
 
 def _reasoning(model: Model, context_ids: list[int]) -> Reasoning:
     """Whether the reply to a prompt that ends like this may begin with reasoning."""
-    parser, end = model.parser, model.renderer.decode(context_ids[-_OPENING_TOKENS:]).rstrip()
+    return _reasoning_behind(model.renderer, model.parser, tuple(context_ids[-_OPENING_TOKENS:]))
+
+
+@lru_cache(maxsize=1024)
+def _reasoning_behind(renderer: Renderer, parser: Parser, token_ids: tuple[int, ...]) -> Reasoning:
+    end = renderer.decode(list(token_ids)).rstrip()
     if parser.opens_reasoning and end.endswith(parser.opens_reasoning):
         return "open"
-    knows_none = parser.opens_reasoning not in model.renderer.control_tokens
+    knows_none = parser.opens_reasoning not in renderer.control_tokens
     return "none" if knows_none or end.endswith(parser.closes_reasoning) else "optional"
 
 

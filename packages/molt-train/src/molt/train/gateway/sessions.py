@@ -5,8 +5,6 @@ import hashlib
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 from molt.agents.protocol import SamplingParams
@@ -53,16 +51,23 @@ class Session:
         self.expected_sampling = expected_sampling
         """What the loss takes the turns to be sampled with; those sampled otherwise are flagged as off-policy."""
         self.metadata = metadata
-        self.counters: dict[str, int] = Counter()
+        self.counters: Counter[str] = Counter()
         """Everything forked, dropped, clamped or ignored, under a named reason."""
         self.tree = TurnTree(trace)
-        self.attempts = Attempts(self.count)
-        self.past = Past()
+        self.attempts = Attempts(self.counters)
         self.slots: asyncio.Semaphore | None = None
         """Bounds the requests at once; made by the gateway, which knows the bound."""
         self._key_digest = key_digest
+        self._past: Past | None = None
         self._running: set[Abortable] = set()
-        self._idle = asyncio.Event()
+        self._idle: asyncio.Event | None = None
+
+    @property
+    def past(self) -> Past:
+        """The responses that later requests can name."""
+        if self._past is None:
+            self._past = Past()
+        return self._past
 
     def turns(self) -> list[Turn]:
         """Every model call so far, in order of completion."""
@@ -76,16 +81,15 @@ class Session:
         """Add to a counter."""
         self.counters[name] += value
 
-    @contextmanager
-    def running(self, generation: Abortable) -> Iterator[None]:
-        """Keep `generation` known while it runs, so that closing the session can abort it."""
+    def begun(self, generation: Abortable) -> None:
+        """A generation runs: closing the session aborts it."""
         self._running.add(generation)
-        try:
-            yield
-        finally:
-            self._running.discard(generation)
-            if not self._running:
-                self._idle.set()
+
+    def ended(self, generation: Abortable) -> None:
+        """It is recorded."""
+        self._running.discard(generation)
+        if self._idle and not self._running:
+            self._idle.set()
 
     async def close(self) -> None:
         """Refuse further calls, abort those in flight, and wait until they are recorded.
@@ -95,13 +99,13 @@ class Session:
         """
         self.state = "closed"
         if self._running:
-            self._idle.clear()
+            self._idle = asyncio.Event()
             await asyncio.gather(*(generation.abort() for generation in tuple(self._running)))
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await self._idle.wait()
         self.attempts.seal()
         self.tree.seal()
-        self.past = Past()
+        self._past = None
 
 
 class Sessions:

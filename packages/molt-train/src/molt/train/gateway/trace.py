@@ -15,6 +15,7 @@ import struct
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,14 @@ _HEAD = struct.Struct("<II")
 _SUFFIX = ".trace"
 _LINKS = ("parent", "twin")
 _STORED = tuple(name for name in TurnNode.__struct_fields__ if name not in _LINKS)
+_stored_of = attrgetter(*_STORED)
 
 
 class _TurnRecord(msgspec.Struct, tag="turn"):
     session_id: str
     parent_turn_id: str | None
-    node: dict[str, Any]
+    values: tuple[Any, ...]
+    """Of the fields `_STORED`, in that order."""
 
 
 class _MarkRecord(msgspec.Struct, tag="mark"):
@@ -98,9 +101,8 @@ class Trace:
 
     def add(self, node: TurnNode) -> None:
         """See `TurnSink.add`."""
-        fields = {name: getattr(node, name) for name in _STORED}
         parent_id = node.parent.turn_id if node.parent else None
-        self._log.append(_TurnRecord(self._session_id, parent_id, fields))
+        self._log.append(_TurnRecord(self._session_id, parent_id, _stored_of(node)))
 
     def mark(self, turn_id: str, *, status: TurnStatus, continued: bool) -> None:
         """See `TurnSink.mark`."""
@@ -149,7 +151,7 @@ def read_traces(folder: Path) -> dict[str, list[Turn]]:
                 if node := nodes.get(record.turn_id):
                     node.status, node.continued = record.status, record.continued
                 continue
-            fields = record.node
+            fields: dict[str, Any] = dict(zip(_STORED, record.values, strict=True))
             fields |= {"frame": msgspec.convert(fields["frame"], Frame), "off_policy": tuple(fields["off_policy"])}
             node = TurnNode(parent=nodes[record.parent_turn_id] if record.parent_turn_id else None, **fields)
             nodes[node.turn_id] = node

@@ -128,7 +128,7 @@ class TurnTree:
         self._requests: dict[tuple[int, Frame], TurnNode] = {}
         """The last turn recorded of each request."""
         self._has_root = False
-        self._token_rows = TokenRows[TurnNode]()
+        self._token_rows: TokenRows[TurnNode] | None = None
 
     def match(self, history: History, frame: Frame) -> Match:
         """The longest recorded path that the request extends, or why it extends none."""
@@ -150,6 +150,7 @@ class TurnTree:
 
     def match_tokens(self, token_ids: list[int], request: int) -> Match:
         """The longest recorded row that a raw prompt begins with, or why it begins with none."""
+        self._token_rows = self._token_rows or TokenRows[TurnNode]()
         self._token_rows.learn(self.nodes)
         if parent := self._token_rows.find(pack(token_ids)):
             return Match(parent=parent)
@@ -222,7 +223,7 @@ class TurnTree:
         self.messages = MessageCache()
         self._by_path.clear()
         self._requests.clear()
-        self._token_rows = TokenRows()
+        self._token_rows = None
 
     def turns(self, session_id: str) -> list[Turn]:
         """The turns as records."""

@@ -1,6 +1,7 @@
 """How a serving process runs: uvloop, many open files, and a garbage collector that stops no world for what is kept."""
 
 import gc
+import os
 import resource
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -9,8 +10,9 @@ import uvloop
 
 T = TypeVar("T")
 
-_FULL_EVERY = 256
-"""Of so many collections of the oldest generation, one looks at everything that was set aside, too."""
+_NEW_OBJECTS = 200_000
+"""Containers made and not freed since the last collection: those of some five thousand sessions."""
+_NEVER = 1_000_000
 _MAX_FILES = 1024 * 1024
 """Wanted at the most: where the hard limit is a billion, some child processes close every possible file, one by one."""
 
@@ -18,12 +20,15 @@ _MAX_FILES = 1024 * 1024
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end in a new event loop of uvloop's."""
     raise_file_limit()
-    collector = _Collector()
-    collector.start()
+    # Texts are encoded one at a time: handing each to a pool of threads costs more than it does.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    thresholds = gc.get_threshold()
+    _spare_what_is_kept()
     try:
         return uvloop.run(main)
     finally:
-        collector.stop()
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def raise_file_limit() -> None:
@@ -34,33 +39,14 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class _Collector:
-    """Sets aside what survives a full collection, so that the next one looks only at what is new.
+def _spare_what_is_kept() -> None:
+    """Keep the collector of cyclic garbage off what lives long.
 
-    A gateway keeps every open session, and a collection that walks through all of them is a pause of a tenth of a
-    second and more, again and again as they grow. Reference counting frees sessions all the same; what it cannot free,
-    a cycle that had been set aside, waits for one of the rare collections of everything.
+    A gateway keeps every open session. By default each new quarter of them has the collector walk through all, a pause
+    of a tenth of a second and more. Sessions are freed by reference counting; what is left to the collector are the
+    cycles that a failed call makes. So it starts when many objects were made that nobody freed, looks at those once,
+    and never at the others.
     """
-
-    def __init__(self) -> None:
-        self._num_full = 0
-
-    def start(self) -> None:
-        """Set aside what the imports made, and watch the collections."""
-        gc.collect()
-        gc.freeze()
-        gc.callbacks.append(self._collected)
-
-    def stop(self) -> None:
-        """Leave the collector as it was."""
-        gc.callbacks.remove(self._collected)
-        gc.unfreeze()
-
-    def _collected(self, phase: str, info: dict[str, int]) -> None:
-        if info["generation"] < 2:
-            return
-        if phase == "stop":
-            gc.freeze()
-            self._num_full += 1
-        elif self._num_full % _FULL_EVERY == _FULL_EVERY - 1:
-            gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS, _NEVER, _NEVER)

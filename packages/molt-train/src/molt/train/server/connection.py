@@ -11,6 +11,7 @@ import socket
 import termios
 from array import array
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Literal
 
 from uvicorn.config import Config
@@ -19,7 +20,7 @@ from uvicorn.server import ServerState
 
 from molt.train.config.sections import GatewayConfig
 from molt.train.gateway.call_error import ErrorKind
-from molt.train.gateway.exchange import CLOSED_IN_ORDER
+from molt.train.gateway.exchange import CONNECTION
 from molt.train.server.refusals import refusal
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,11 @@ class BoundedConnection(HttpToolsProtocol):
         self._num_unsent = 0
         """Bytes that the client had not taken when the write timer was started."""
         self._is_closed_in_order = False
+        self._lost: Callable[[], None] | None = None
+        """Who is to hear that the client is gone."""
+        self._extensions: dict[str, dict[object, object]] = {
+            CONNECTION: {"closed_in_order": self._was_closed_in_order, "watch": self._watch}
+        }
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -72,6 +78,8 @@ class BoundedConnection(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        self._tell_lost()
+        self._extensions = {}  # they know this object, and it knows them
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -96,7 +104,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a request."""
         super().on_message_begin()
-        self.scope["extensions"] = {CLOSED_IN_ORDER: {"check": lambda: self._is_closed_in_order}}
+        self.scope["extensions"] = self._extensions
         if self._since is None:
             self._since = self.loop.time()
         self._reading, self._num_head_bytes = "head", 0
@@ -186,7 +194,25 @@ class BoundedConnection(HttpToolsProtocol):
         if is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+            self._tell_lost()
         self.transport.close()
+
+    def _was_closed_in_order(self) -> bool:
+        return self._is_closed_in_order
+
+    def _watch(self, lost: Callable[[], None] | None) -> None:
+        self._lost = lost
+        if lost is None:
+            return
+        if self.transport.is_closing():
+            self.loop.call_soon(self._tell_lost)
+        else:
+            self.flow.resume_reading()  # a long body may have stopped it, and what is not read is not noticed
+
+    def _tell_lost(self) -> None:
+        lost, self._lost = self._lost, None
+        if lost:
+            lost()
 
     def _watch_writing(self) -> None:
         if not self.transport.get_write_buffer_size():
