@@ -38,6 +38,27 @@ CONFIG = Config(
 ASK = LeaseRequest(worker_id="w", capacity=8, wait_s=0.0)
 
 
+TURN = TurnNode(
+    turn_id="t",
+    wire="chat",
+    parent=None,
+    opened_by="start",
+    frame=Frame(0, b"", has_tools=False),
+    request=1,
+    response_id="r",
+    root_id="t",
+    sampling=b"{}",
+    off_policy=(),
+    client=b"{}",
+    prompt_length=1,
+    context_ids=pack([5]),
+    token_ids=pack([6]),
+    logprobs=pack_floats([-0.5]),
+    versions=pack([2]),
+    finish_reason="stop",
+)
+
+
 class Clock:
     now = 0.0
 
@@ -468,32 +489,14 @@ async def test_the_real_client_over_the_real_server(make_desk, open_group, call_
     await server.stop()
 
 
-def test_what_a_dead_server_had_recorded_is_in_the_ledger(desk, tmp_path):
+async def test_what_a_dead_server_had_recorded_is_in_the_ledger(desk, tmp_path):
     traces = tmp_path / "traces"
     traces.mkdir()
-    trace = TraceLog(traces).of("dead")
-    trace.add(
-        TurnNode(
-            turn_id="t",
-            wire="chat",
-            parent=None,
-            opened_by="start",
-            frame=Frame(0, b"", has_tools=False),
-            request=1,
-            response_id="r",
-            root_id="t",
-            sampling=b"{}",
-            off_policy=(),
-            client=b"{}",
-            prompt_length=1,
-            context_ids=pack([5]),
-            token_ids=pack([6]),
-            logprobs=pack_floats([-0.5]),
-            versions=pack([2]),
-            finish_reason="stop",
-        )
-    )
+    log = TraceLog(traces)
+    trace = log.of("dead")
+    trace.add(TURN)
     trace.mark("t", status="delivered", continued=False)
+    log.close()
     assert desk.rescue(traces) == 1
     assert desk.rescue(traces) == 0, "the file is gone"
     recording = desk.recording("dead")
@@ -508,7 +511,7 @@ async def test_a_trace_goes_when_the_ledger_has_the_recording(make_desk, session
     sessions._traces = TraceLog(traces)
     desk = make_desk()
     opened = desk.open_session(SessionRequest())
-    sessions.get(opened.session_id).trace.mark("t", status="delivered", continued=False)
+    sessions.get(opened.session_id).trace.add(TURN)
     assert [path.stat().st_size > 0 for path in traces.iterdir()] == [True]
     await desk.finish_session(opened.session_id, SessionResult(outcome="completed", reward=1.0))
     assert [path.stat().st_size for path in traces.iterdir()] == [0]

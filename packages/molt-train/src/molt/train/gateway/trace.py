@@ -4,17 +4,19 @@ The log is a folder of numbered segments, each a file of records that are only e
 
     length, CRC-32 (both little-endian u32), then that many bytes of MessagePack: a turn, or what became of one
 
-A record is handed to the operating system when its call returns, so that it survives the death of the process; it is
+A turn is handed to the operating system when its call returns, so that it survives the death of the process; it is
 not synced, so the last seconds may be lost with the power. Once the ledger has the recording of a session, which it
 does sync, its turns are needed no more; a segment goes when that is true of all that it holds. Reading a segment stops
 at the first record that is torn or damaged: whatever stands before it is whole.
 """
 
+import asyncio
+import logging
 import os
 import struct
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,11 @@ import msgspec
 from molt.train.gateway.turns import Frame, TurnNode, TurnTree
 from molt.train.records.turn import Turn, TurnStatus
 
+MARK_S = 0.05
+"""How long what became of a turn may wait for the write of another turn."""
 SEGMENT_BYTES = 64 * 1024 * 1024
 """A segment that is longer is followed by the next."""
+logger = logging.getLogger(__name__)
 _HEAD = struct.Struct("<II")
 _SUFFIX = ".trace"
 _LINKS = ("parent", "twin")
@@ -60,22 +65,43 @@ class TraceLog:
         self._folder = folder
         self._num_segments = 0
         self._segments: list[_Segment] = []
+        self._marks: list[_MarkRecord] = []
+        """Not written yet."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def of(self, session_id: str) -> "Trace":
         """Where a session's turns are kept."""
         return Trace(self, session_id)
 
-    def append(self, record: _Record) -> None:
+    def append(self, record: _TurnRecord) -> None:
         """Append to the last segment. Raises OSError: the disk is full or gone, and the log as it was before."""
+        self._write([*self._marks, record])
+
+    def append_soon(self, record: _MarkRecord) -> None:
+        """Append with the next turn, or in `MARK_S` seconds: half as many writes, and a turn's end is safe already."""
+        self._marks.append(record)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(MARK_S, self._write_marks)
+
+    def _write_marks(self) -> None:
+        self._timer = None
+        try:
+            self._write(self._marks)
+        except OSError as error:
+            logger.warning("what became of %d turns cannot be kept: %s", len(self._marks), error)
+
+    def _write(self, records: Sequence[_Record]) -> None:
         if not self._segments or self._segments[-1].size > SEGMENT_BYTES:
             self._num_segments += 1
             self._segments.append(_Segment(self._folder / f"{self._num_segments:08d}{_SUFFIX}"))
         segment = self._segments[-1]
-        segment.append(_encode(record))
-        segment.sessions.add(record.session_id)
+        segment.append([_encode(record) for record in records])
+        segment.sessions.update([record.session_id for record in records])
+        self._marks = []
 
     def discard(self, session_id: str) -> None:
         """A session's turns are needed no more."""
+        self._marks = [record for record in self._marks if record.session_id != session_id]
         for segment in self._segments:
             segment.sessions.discard(session_id)
             if not segment.sessions:
@@ -86,6 +112,9 @@ class TraceLog:
 
     def close(self) -> None:
         """Close the files; those that hold nothing go."""
+        if self._timer:
+            self._timer.cancel()
+            self._write_marks()
         for segment in self._segments:
             segment.close()
             if not segment.sessions:
@@ -106,7 +135,7 @@ class Trace:
 
     def mark(self, turn_id: str, *, status: TurnStatus, continued: bool) -> None:
         """See `TurnSink.mark`."""
-        self._log.append(_MarkRecord(self._session_id, turn_id, status, continued))
+        self._log.append_soon(_MarkRecord(self._session_id, turn_id, status, continued))
 
     def discard(self) -> None:
         """They are needed no more."""
@@ -123,8 +152,8 @@ class _Segment:
         """Whose turns in it are still needed."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def append(self, body: bytes) -> None:
-        data = _HEAD.pack(len(body), zlib.crc32(body)) + body
+    def append(self, bodies: Sequence[bytes]) -> None:
+        data = b"".join([_HEAD.pack(len(body), zlib.crc32(body)) + body for body in bodies])
         if os.write(self._file, data) != len(data):
             os.ftruncate(self._file, self.size)
             raise OSError(f"{self.path}: only a part of a record could be written: the disk is full")

@@ -92,14 +92,14 @@ def unpack_floats(packed: bytes) -> list[float]:
 
 
 class TurnSink(Protocol):
-    """Where turns are kept as they are recorded. Every method may raise OSError: nothing was kept."""
+    """Where turns are kept as they are recorded."""
 
     def add(self, node: TurnNode) -> None:
-        """Keep a turn."""
+        """Keep a turn. Raises OSError: it was not kept."""
         ...
 
     def mark(self, turn_id: str, *, status: TurnStatus, continued: bool) -> None:
-        """Keep what became of a turn."""
+        """Keep what became of a turn, soon."""
         ...
 
 
@@ -120,8 +120,6 @@ class TurnTree:
 
     def __init__(self, sink: TurnSink | None = None) -> None:
         self.nodes: list[TurnNode] = []
-        self.num_unkept_marks = 0
-        """Times that what became of a turn could not be kept, the turn itself being safe."""
         self._sink = sink
         self.messages = MessageCache()
         self._by_path: dict[int, TurnNode] = {}
@@ -254,10 +252,7 @@ class TurnTree:
 
     def _keep_mark(self, node: TurnNode) -> None:
         if self._sink:
-            try:
-                self._sink.mark(node.turn_id, status=node.status, continued=node.continued)
-            except OSError:  # the turn is safe, and a recording that is closed in order has its marks
-                self.num_unkept_marks += 1
+            self._sink.mark(node.turn_id, status=node.status, continued=node.continued)
 
     def _fork(self, node: TurnNode, match: Match) -> str | None:
         if node.parent is None:

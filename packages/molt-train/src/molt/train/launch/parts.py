@@ -44,6 +44,7 @@ class Front:
     desk: RolloutDesk
     server: HttpServer
     metrics: Metrics
+    traces: TraceLog
 
     async def serve(self) -> None:
         """Begin to serve, and say where on stdout, for scripts that wait for it."""
@@ -54,6 +55,7 @@ class Front:
         """Close every session, keeping what it recorded, and the server."""
         await self.desk.close()
         await self.server.stop()
+        self.traces.close()
 
 
 def make_front(
@@ -67,9 +69,10 @@ def make_front(
     progress: Callable[[], Mapping[str, Any]],
 ) -> Front:
     """Pool, gateway, control API and the HTTP server in front of them."""
-    traces = RunFolder(Path(config.run.dir)).traces
-    traces.mkdir(exist_ok=True)
-    sessions, metrics = Sessions(TraceLog(traces)), Metrics()
+    folder = RunFolder(Path(config.run.dir)).traces
+    folder.mkdir(exist_ok=True)
+    traces = TraceLog(folder)
+    sessions, metrics = Sessions(traces), Metrics()
     experiences_of = experiences_into(store)
     pool = Pool(ledger, settings=config.pool, clock=time.monotonic, experiences_of=experiences_of)
     admission = Admission(config, pool, checked.tasks)
@@ -92,14 +95,14 @@ def make_front(
         admit=admission,
         progress=progress,
     )
-    if num_rescued := desk.rescue(traces):
+    if num_rescued := desk.rescue(folder):
         log.warning("the last server died with %d sessions open: what they had recorded is in the ledger", num_rescued)
     server = HttpServer(create_app(desk, gateway.asgi, metrics, token=token), checked.sock, config.gateway)
     metrics.gauge("open_groups", "Train groups that workers are still to finish").set_function(lambda: pool.num_open)
     metrics.gauge("ready_groups", "Complete train groups that wait to be taken").set_function(lambda: pool.num_ready)
     metrics.gauge("leases_granted", "Leases since the server started").set_function(lambda: desk.num_leases)
     metrics.gauge("results_taken", "Results since the server started").set_function(lambda: desk.num_results)
-    return Front(pool, admission, desk, server, metrics)
+    return Front(pool, admission, desk, server, metrics, traces)
 
 
 def make_actor(config: Config, store: PayloadStore) -> "ActorGroup":
