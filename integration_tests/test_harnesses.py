@@ -220,7 +220,7 @@ def test_a_rollout_that_spends_its_turns_is_truncated(harness, gateway, start_tr
 @pytest.mark.parametrize("harness", SLEEPS, indirect=True)
 def test_a_rollout_that_is_cut_leaves_no_process_behind(harness, gateway, start_trial, tmp_path):
     trial = start_trial(harness, gateway.open_session(), whom=f"{harness} waits")
-    while not list(tmp_path.glob("scratch/*/work/started")):
+    while not list(tmp_path.glob("scratch/*/*/started")):
         assert trial.poll() is None, trial.communicate()
         time.sleep(0.02)
     assert any(b"sleep" in command for command in processes_under(tmp_path / "scratch"))

@@ -1,3 +1,4 @@
+# ruff: noqa: TID252 - the folders of tests are no installed package
 import asyncio
 import sqlite3
 
@@ -27,8 +28,9 @@ from molt.train.observe.metrics import Metrics
 from molt.train.pool.ledger import Ledger
 from molt.train.pool.pool import Pool
 from molt.train.records.rollout import Task
-from molt.train.records.turn import Turn
 from molt.train.server import ApiError, HttpServer, bind, create_app
+
+from .conftest import one_turn
 
 CONFIG = Config(
     model=ModelConfig(name="tiny"),
@@ -39,22 +41,17 @@ ASK = LeaseRequest(worker_id="w", capacity=8, wait_s=0.0)
 
 
 TURN = TurnNode(
-    turn_id="t",
+    **dict.fromkeys(("turn_id", "response_id", "root_id"), "t"),
+    **dict.fromkeys(("context_ids", "token_ids", "versions"), pack([5])),
+    **dict.fromkeys(("sampling", "client"), b"{}"),
     wire="chat",
     parent=None,
     opened_by="start",
     frame=Frame(0, b"", has_tools=False),
     request=1,
-    response_id="r",
-    root_id="t",
-    sampling=b"{}",
     off_policy=(),
-    client=b"{}",
     prompt_length=1,
-    context_ids=pack([5]),
-    token_ids=pack([6]),
     logprobs=pack_floats([-0.5]),
-    versions=pack([2]),
     finish_reason="stop",
 )
 
@@ -127,23 +124,7 @@ def call_model(sessions):
     def call(session_id, *, status="delivered"):
         session = sessions.get(session_id)
         assert session.state == "open", "410 Gone"
-        turn = Turn(
-            turn_id=f"{session_id}-t",
-            session_id=session_id,
-            wire="chat",
-            parent_turn_id=None,
-            opened_by="start",
-            response_id="r",
-            status=status,
-            adopted=True,
-            auxiliary=False,
-            finish_reason="stop",
-            prompt_length=2,
-            context_ids=[5, 6],
-            token_ids=[7, 8],
-            logprobs=[-0.1, -0.2],
-            versions=[3, 4],
-        )
+        turn = msgspec.structs.replace(one_turn(session_id, 3), status=status, logprobs=[-0.1, -0.2], versions=[3, 4])
         session.turns = lambda: [turn]
         session.count("sampling_overridden")
 
@@ -501,8 +482,8 @@ async def test_what_a_dead_server_had_recorded_is_in_the_ledger(desk, tmp_path):
     assert desk.rescue(traces) == 0, "the file is gone"
     recording = desk.recording("dead")
     assert recording.state == "closed"
-    assert [(turn.token_ids, turn.status) for turn in recording.turns] == [([6], "delivered")]
-    assert [segment.token_ids for segment in recording.segments] == [[5, 6]]
+    assert [(turn.token_ids, turn.status) for turn in recording.turns] == [([5], "delivered")]
+    assert [segment.token_ids for segment in recording.segments] == [[5, 5]]
 
 
 async def test_a_trace_goes_when_the_ledger_has_the_recording(make_desk, sessions, tmp_path):

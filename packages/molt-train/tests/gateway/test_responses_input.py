@@ -198,7 +198,8 @@ async def test_what_cannot_be_served_is_400_and_names_the_field(bench, body, par
 
 
 async def test_unknown_top_level_fields_are_accepted(bench):
-    await prompt(bench, "hi", client_metadata={"x": 1}, generate=None, of_tomorrow=[1])
+    text, _ = await prompt(bench, "hi", client_metadata={"x": 1}, generate=None, of_tomorrow=[1])
+    assert text == (await prompt(bench, "hi"))[0]
 
 
 @pytest.mark.parametrize("keeps_ids", [True, False])

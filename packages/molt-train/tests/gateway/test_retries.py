@@ -6,9 +6,6 @@ import json
 
 import pytest
 
-from molt.train.gateway.exchange import Exchange
-from molt.train.server.connection import BoundedConnection
-
 from .conftest import until
 from .gated import gated
 from .ledger_check import check_ledger
@@ -355,77 +352,6 @@ async def test_several_choices_are_replayed_together(bench):
     assert first == again
     assert sorted(choice["message"]["content"] for choice in first["choices"]) == ["one", "two"]
     assert [turn.status for turn in caller.turns] == ["delivered"] * 2
-
-
-async def test_a_reset_behind_the_last_event_leaves_the_turn_delivered(bench):
-    caller = bench.open()
-    client = await RawClient.post(caller, CHAT, {**BODIES[CHAT], "stream": True})
-    await client.read_until(b"[DONE]\n\n")
-    client.reset()
-    assert [turn.status for turn in caller.turns] == ["delivered"]
-    assert text_of(await caller.post(CHAT, BODIES[CHAT]))[0] != caller.turns[0].response_id
-
-
-@MODES
-async def test_a_client_that_closes_as_soon_as_it_has_its_reply_leaves_the_turn_delivered(bench, monkeypatch, stream):
-    monkeypatch.setattr(Exchange, "settle", lambda self: until(lambda: self.gone))  # however late the server looks
-    caller = bench.open()
-    client = await RawClient.post(caller, CHAT, {**BODIES[CHAT], "stream": stream})
-    await client.read_until(b"[DONE]\n\n" if stream else b"}}")
-    client.close()
-    await until(lambda: not caller.session.attempts._under_way)
-    assert [turn.status for turn in caller.turns] == ["delivered"]
-    assert "replies_undelivered" not in caller.session.counters
-
-
-@MODES
-async def test_a_client_that_closed_before_its_reply_was_written_leaves_it_undelivered(bench, monkeypatch, stream):
-    monkeypatch.setattr(Exchange, "settle", lambda self: until(lambda: self.gone))
-    engine = gated(bench, "one")
-    caller = bench.open()
-    client = await RawClient.post(caller, CHAT, {**BODIES[CHAT], "stream": stream})
-    await until(lambda: engine.running)
-    client.close()
-    engine.gate.release()
-    await until(lambda: caller.turns and not caller.session.attempts._under_way)
-    assert [turn.status for turn in caller.turns] == ["undelivered"]
-
-
-@MODES
-async def test_a_connection_that_ended_just_before_the_reply_was_written_leaves_it_undelivered(
-    bench, monkeypatch, stream
-):
-    monkeypatch.setattr(Exchange, "watch", lambda self, left=None: None)  # the watcher has not heard of it yet
-    ended = []
-    connection_lost = BoundedConnection.connection_lost
-
-    def lost(self, exc):
-        connection_lost(self, exc)
-        ended.append(self)
-
-    monkeypatch.setattr(BoundedConnection, "connection_lost", lost)
-    engine = gated(bench, "one")
-    caller = bench.open()
-    client = await RawClient.post(caller, CHAT, {**BODIES[CHAT], "stream": stream})
-    await until(lambda: engine.running)
-    client.close()
-    await until(lambda: ended)
-    engine.gate.release()
-    await until(lambda: caller.turns and not caller.session.attempts._under_way)
-    assert [turn.status for turn in caller.turns] == ["undelivered"]
-
-
-@MODES
-async def test_a_reset_that_waits_in_the_socket_when_the_reply_is_written_leaves_it_undelivered(bench, stream):
-    engine = gated(bench, "one")
-    caller = bench.open()
-    client = await RawClient.post(caller, CHAT, {**BODIES[CHAT], "stream": stream})
-    await until(lambda: engine.running)
-    client.reset()
-    engine.gate.release()  # the server learns of both in the same turn of its loop
-    await until(lambda: caller.turns and not caller.session.attempts._under_way)
-    assert [turn.status for turn in caller.turns] == ["undelivered"]
-    assert caller.session.counters["replies_undelivered"] == 1
 
 
 @pytest.mark.parametrize("fault", ["overloaded", "dead"])

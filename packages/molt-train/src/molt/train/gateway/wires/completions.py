@@ -69,9 +69,9 @@ class CompletionsDialect:
             logprobs=request.logprobs is not None,
         )
 
-    def messages(self, raw: bytes, where: str, count: Count) -> list[Message]:
-        """See `Dialect.messages`: this wire has none."""
-        raise NotImplementedError
+    def messages(self, raw: bytes, where: str, count: Count) -> list[Message]:  # noqa: ARG002 - this wire has none
+        """See `Dialect.messages`."""
+        return []
 
     def tools(self, raw: bytes, count: Count) -> list[dict[str, Any]]:  # noqa: ARG002 - this wire has none
         """See `Dialect.tools`."""
