@@ -10,7 +10,8 @@ from typing import Any
 from calculator import policy, tasks
 from calculator.demonstrations import demonstrate
 from molt.train.config import Config, check, load_config
-from molt.train.launch import run_supervised, run_training
+from molt.train.launch.supervised import run_supervised
+from molt.train.launch.training import run_training
 
 HERE = Path(__file__).parent
 NUM_DEMONSTRATIONS = 6000

@@ -9,7 +9,7 @@ import pytest
 from molt.train import errors
 
 HEAVY = {"torch", "ray", "vllm"}
-LIGHT = ("gateway.app", "pool.pool", "trajectory", "experience", "window", "server", "cli", "audit", "actor.setup")
+LIGHT = ("launch.gateway", "pool.pool", "trajectory", "experience", "window", "server", "cli", "audit", "actor.setup")
 
 
 def test_the_light_stages_bring_no_torch_no_ray_and_no_vllm():

@@ -83,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace, *, local_workers: bool) -> int:
     config = load_config(args.config, args.overrides, Config)
-    from molt.train.launch import run_training  # after the config is read: it brings the whole program
+    from molt.train.launch.training import run_training  # after the config is read: it brings the whole program
 
     print(summary_line(run_training(config, local_workers=local_workers)))
     return 0
@@ -91,7 +91,7 @@ def _train(args: argparse.Namespace, *, local_workers: bool) -> int:
 
 def _sft(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides, Config)
-    from molt.train.launch import run_supervised
+    from molt.train.launch.supervised import run_supervised
 
     print(json.dumps(run_supervised(config)))
     return 0
