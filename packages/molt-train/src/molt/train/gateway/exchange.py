@@ -4,7 +4,7 @@ import asyncio
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.content_encoding import IDENTITY, normalise, too_large, unpack
@@ -48,7 +48,7 @@ class Exchange:
         """The head of an event stream has been sent."""
         self.gone = False
         """The client closed the connection before the response was complete."""
-        self.failure: Callable[[CallError, str], bytes] = lambda *_: b""
+        self.failure: Callable[[CallError, str], bytes] = _nothing
         """The last events of a stream that ends in an error; to be set before one begins."""
         connection: dict[str, Callable[..., Any]] = scope.get("extensions", {}).get(CONNECTION, {})
         self._closed_in_order: Callable[[], bool] = connection.get("closed_in_order", lambda: False)
@@ -57,6 +57,7 @@ class Exchange:
         self._watcher: asyncio.Task[None] | None = None
         self._pulse_timer: asyncio.TimerHandle | None = None
         self._pulse: asyncio.Task[None] | None = None
+        self._rhythm: _Rhythm | None = None
         self._writing = asyncio.Lock()
         self._last_write = 0.0
         self._last_written = False
@@ -164,30 +165,34 @@ class Exchange:
         """
         loop = asyncio.get_running_loop()
         self._last_write = loop.time()
-
-        async def pulse() -> None:
-            async with self._writing:
-                if not self._last_written:
-                    await self._write(beat())
-
-        def check() -> None:
-            wait = self._last_write + every_s - loop.time()
-            if not self.streaming:
-                wait = min(wait, opens_in())
-            if wait <= 0:
-                wait = every_s / 4
-                if not self._writing.locked():
-                    self._pulse = loop.create_task(pulse())
-            self._pulse_timer = loop.call_later(wait, check)
-
-        self._pulse_timer = loop.call_later(min(every_s, opens_in()), check)
+        self._rhythm = _Rhythm(every_s, beat, opens_in)
+        self._pulse_timer = loop.call_later(min(every_s, opens_in()), self._check_pulse)
 
     def close(self) -> None:
-        """Stop watching and keeping alive."""
+        """Stop watching and keeping alive, and let go of who writes the reply, who has hold of this exchange."""
+        self.failure, self._rhythm = _nothing, None
         self._stop_pulse()
         self._stop_watching()
         if self._pulse:
             self._pulse.cancel()
+
+    def _check_pulse(self) -> None:
+        loop, rhythm = asyncio.get_running_loop(), self._rhythm
+        if rhythm is None:
+            return
+        wait = self._last_write + rhythm.every_s - loop.time()
+        if not self.streaming:
+            wait = min(wait, rhythm.opens_in())
+        if wait <= 0:
+            wait = rhythm.every_s / 4
+            if not self._writing.locked():
+                self._pulse = loop.create_task(self._write_beat(rhythm))
+        self._pulse_timer = loop.call_later(wait, self._check_pulse)
+
+    async def _write_beat(self, rhythm: "_Rhythm") -> None:
+        async with self._writing:
+            if not self._last_written:
+                await self._write(rhythm.beat())
 
     async def _write(self, data: bytes) -> None:
         if not self.streaming:
@@ -210,3 +215,15 @@ class Exchange:
         request_id = self.request_id.encode()
         identity = [(b"request-id", request_id), (b"x-request-id", request_id)]
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *identity]})
+
+
+def _nothing(_error: CallError, _request_id: str) -> bytes:
+    return b""
+
+
+class _Rhythm(NamedTuple):
+    """See `Exchange.keep_alive`."""
+
+    every_s: float
+    beat: Callable[[], bytes]
+    opens_in: Callable[[], float]
