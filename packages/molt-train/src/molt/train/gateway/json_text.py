@@ -62,7 +62,7 @@ class JsonText:
     # A reader takes what it can of the text from an index on, says where it stopped, and who goes on.
 
     def _value(self, text: str, at: int) -> int:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if at == len(text):
             return at
         char = text[at]
@@ -81,13 +81,13 @@ class JsonText:
         return at + 1
 
     def _first_item(self, text: str, at: int) -> int:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if at < len(text):
             self._read = JsonText._behind if text[at] == "]" else JsonText._value
         return at
 
     def _first_key(self, text: str, at: int) -> int:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if at < len(text):
             self._read = JsonText._behind if text[at] == "}" else JsonText._key
         return at
@@ -99,7 +99,7 @@ class JsonText:
         return self._expect(text, at, ":", JsonText._value)
 
     def _expect(self, text: str, at: int, char: str, then: _Reader, *, is_key: bool = False) -> int:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if at == len(text):
             return at
         if text[at] != char:
@@ -109,7 +109,7 @@ class JsonText:
         return at + 1
 
     def _behind(self, text: str, at: int) -> int:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if at == len(text):
             return at
         innermost = self._open[-1]
@@ -186,6 +186,7 @@ class JsonText:
             self.whole = True
 
 
-def _skip_space(text: str, at: int) -> int:
+def skip_space(text: str, at: int) -> int:
+    """The index of the next character that is no white space of JSON's."""
     found = _SPACE.match(text, at)
     return found.end() if found else at

@@ -1,14 +1,12 @@
 """The JSON of one tool call, read while it is sampled: `{"name": ..., "arguments": {...}}` and its closing mark."""
 
-import re
 from collections.abc import Callable
 
 import msgspec
 
-from molt.train.gateway.json_text import JsonText
+from molt.train.gateway.json_text import JsonText, skip_space
 
 END_CALL = "</tool_call>"
-_SPACE = re.compile(r"[ \t\n\r]*")
 _OPENERS = {"name": '"', "arguments": "{"}
 """What the values of the two members begin with."""
 
@@ -61,13 +59,13 @@ class CallText:
         return self._expect(text, at, "{", CallText._first_key)
 
     def _first_key(self, text: str, at: int) -> int:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if at < len(text):
             self._read = CallText._behind if text[at] == "}" else CallText._next_key
         return at
 
     def _next_key(self, text: str, at: int) -> int:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if at < len(text):
             self._key = None
             self._begin(text, at, '"')
@@ -77,7 +75,7 @@ class CallText:
         return self._expect(text, at, ":", CallText._before_value)
 
     def _before_value(self, text: str, at: int) -> int:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if at == len(text):
             return at
         key = self._key or ""
@@ -119,7 +117,7 @@ class CallText:
             self.name, self.broken = value or None, not value
 
     def _behind(self, text: str, at: int) -> int:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if at == len(text):
             return at
         if text[at] == ",":
@@ -134,7 +132,7 @@ class CallText:
         return at + 1
 
     def _mark(self, text: str, at: int) -> int:
-        at = at if self._mark_read else _skip_space(text, at)
+        at = at if self._mark_read else skip_space(text, at)
         while at < len(text) and not self.closed:
             if text[at] != END_CALL[self._mark_read]:
                 self.broken = True
@@ -145,7 +143,7 @@ class CallText:
         return at
 
     def _expect(self, text: str, at: int, char: str, then: _Reader) -> int:
-        at = _skip_space(text, at)
+        at = skip_space(text, at)
         if at == len(text):
             return at
         if text[at] != char:
@@ -153,8 +151,3 @@ class CallText:
             return at
         self._read = then
         return at + 1
-
-
-def _skip_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
