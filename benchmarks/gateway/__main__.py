@@ -2,8 +2,9 @@
 
 Both serve on one core, the load comes from the other one. The gateway runs the scripted engine without delays, exact
 capture and the durable record on; a single turn has a prompt of about 200 tokens and a reply of 50, each in a session
-of its own, eight to a prompt. The bare application returns the bytes of such a reply. One JSON line; times are in
-milliseconds, memory in bytes.
+of its own, eight to a prompt. The bare application returns the bytes of such a reply. The two are measured in turn,
+round by round, so that what else the machine does falls on both. One JSON line; times are in milliseconds, memory in
+bytes.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,12 @@ TOKEN = "benchmark-token-0123456789"
 NUM_PROMPT, NUM_REPLY = 200, 50
 GROUP = 8
 """Rollouts of one prompt."""
-NUM_CALLS = {1: 800, 16: 3200, 64: 3200}
-NUM_STREAMS, NUM_TURNS = 400, 100
+NUM_ROUNDS = 5
+NUM_CALLS = {1: 300, 16: 2400, 64: 2400}
+"""Of a round, by concurrency."""
+NUM_STREAMS, NUM_TURNS = 160, 100
+Rounds = tuple[list[Timings], list[Timings]]
+"""Of the gateway, and of the bare application."""
 MARK = b'"content":" '
 """In the first event that shows sampled text, and in none before."""
 
@@ -51,24 +56,43 @@ async def measure(folder: Path) -> dict[str, Any]:
     command = ["-m", "molt.train.cli", "gateway", "--engine", "scripted", "--script", str(script)]
     prompts = Prompts(renderer)
     with serving([*command, "--port", "0", "--token", TOKEN], cores[0]) as gateway:
-        figures = {"gateway": await load(gateway, prompts), "memory_a_token": await memory(gateway, prompts)}
+        (folder / "reply.json").write_text(json.dumps(await capture(gateway, prompts)), encoding="utf-8")
+        with serving(["-m", "benchmarks.gateway.floor", str(folder / "reply.json")], cores[0]) as floor:
+            rounds = await load(gateway, floor, prompts)
+        figures: dict[str, Any] = {"memory_a_token": await memory(gateway, prompts)}
         figures["turn_100_over_turn_1"] = await long_session(gateway)
-        sample = await capture(gateway, prompts)
-    (folder / "reply.json").write_text(json.dumps(sample), encoding="utf-8")
-    with serving(["-m", "benchmarks.gateway.floor", str(folder / "reply.json")], cores[0]) as floor:
-        figures["bare"] = await load(floor, prompts)
-    return {"benchmark": "gateway", **compare(figures["gateway"], figures["bare"]), **figures}
+    medians = [{kind: summary(timings[i]) for kind, timings in rounds.items()} for i in (0, 1)]
+    return {"benchmark": "gateway", **compare(rounds), **figures, "gateway": medians[0], "bare": medians[1]}
 
 
-def compare(gateway: dict[str, Any], bare: dict[str, Any]) -> dict[str, float]:
-    """The figures that are promised."""
+def compare(rounds: dict[str, Rounds]) -> dict[str, float]:
+    """The figures that are promised; of two servers, the median over rounds in which both were measured."""
+
+    def over_rounds(kind: str, figure: Callable[[Timings, Timings], float]) -> float:
+        return round(statistics.median(map(figure, *rounds[kind])), 3)
+
     return {
-        "rate_16": round(gateway["16"]["rate"] / bare["16"]["rate"], 3),
-        "p95_over_median_64": round(gateway["64"]["p95"] / gateway["64"]["median"], 2),
-        "added_median_1": round(gateway["1"]["median"] - bare["1"]["median"], 3),
-        "streamed_tokens": round(gateway["stream"]["tokens_a_s"] / bare["stream"]["tokens_a_s"], 3),
-        "added_first_token": round(gateway["stream_1"]["first"] - bare["stream_1"]["first"], 3),
+        "rate_16": over_rounds("16", lambda gateway, bare: gateway.rate / bare.rate),
+        "p95_over_median_64": over_rounds("64", lambda gateway, _: p95(gateway) / statistics.median(gateway.whole)),
+        "added_median_1": over_rounds("1", lambda gateway, bare: 1e3 * (median(gateway) - median(bare))),
+        "streamed_tokens": over_rounds("stream", lambda gateway, bare: gateway.rate / bare.rate),
+        "added_first_token": over_rounds("stream_1", lambda gateway, bare: 1e3 * (first(gateway) - first(bare))),
     }
+
+
+def median(timings: Timings) -> float:
+    """Of the whole replies, in seconds."""
+    return statistics.median(timings.whole)
+
+
+def p95(timings: Timings) -> float:
+    """95th percentile of the whole replies, in seconds."""
+    return statistics.quantiles(timings.whole, n=20)[-1]
+
+
+def first(timings: Timings) -> float:
+    """Median of the first events of content, in seconds."""
+    return statistics.median(timings.first)
 
 
 class Server:
@@ -131,27 +155,30 @@ async def calls(server: Server, prompts: Prompts, count: int, *, stream: bool = 
     return [request(path.format(**s), prompts.body(stream=stream), s["api_key"]) for s in sessions]
 
 
-async def load(server: Server, prompts: Prompts) -> dict[str, Any]:
-    """Whole and streamed replies at several levels of concurrency."""
-    await drive(server.port, await calls(server, prompts, 400), concurrency=16)  # warm-up
-    figures: dict[str, Any] = {}
-    for concurrency, count in NUM_CALLS.items():
-        requests = await calls(server, prompts, count)
-        figures[str(concurrency)] = summary(await drive(server.port, requests, concurrency=concurrency))
-    for name, concurrency in (("stream_1", 1), ("stream", 16)):
-        requests = await calls(server, prompts, NUM_STREAMS, stream=True)
-        timings = await drive(server.port, requests, concurrency=concurrency, marks=MARK)
-        figures[name] = summary(timings) | {"tokens_a_s": round(timings.rate * NUM_REPLY)}
-    return figures
+async def load(gateway: Server, bare: Server, prompts: Prompts) -> dict[str, Rounds]:
+    """Whole and streamed replies at several levels of concurrency, of both servers in turn, `NUM_ROUNDS` times."""
+    kinds = {str(concurrency): (concurrency, count, False) for concurrency, count in NUM_CALLS.items()}
+    kinds |= {"stream_1": (1, NUM_STREAMS, True), "stream": (16, NUM_STREAMS, True)}
+    rounds: dict[str, Rounds] = {}
+    for server in (gateway, bare):
+        await drive(server.port, await calls(server, prompts, 400), concurrency=16)  # warm-up
+    for kind, (concurrency, count, stream) in kinds.items():
+        rounds[kind] = ([], [])
+        for _ in range(NUM_ROUNDS):
+            for server, timings in zip((gateway, bare), rounds[kind], strict=True):
+                requests = await calls(server, prompts, count, stream=stream)
+                marks = MARK if stream else b""
+                timings.append(await drive(server.port, requests, concurrency=concurrency, marks=marks))
+    return rounds
 
 
-def summary(timings: Timings) -> dict[str, float]:
-    """A series in numbers."""
+def summary(rounds: list[Timings]) -> dict[str, float]:
+    """Medians over the rounds: requests a second, and milliseconds."""
     return {
-        "rate": round(timings.rate, 1),
-        "median": round(1e3 * statistics.median(timings.whole), 3),
-        "p95": round(1e3 * statistics.quantiles(timings.whole, n=20)[-1], 3),
-        "first": round(1e3 * statistics.median(timings.first), 3),
+        "rate": round(statistics.median(timings.rate for timings in rounds), 1),
+        "median": round(1e3 * statistics.median(map(median, rounds)), 3),
+        "p95": round(1e3 * statistics.median(map(p95, rounds)), 3),
+        "first": round(1e3 * statistics.median(map(first, rounds)), 3),
     }
 
 

@@ -1,8 +1,11 @@
 """Whether a client has its reply: told from its socket, however late the server looks."""
 # ruff: noqa: TID252 - the folders of tests are no installed package
 
+import json
+
 import pytest
 
+from molt.train.gateway.delivery import Delivery
 from molt.train.gateway.exchange import Exchange
 from molt.train.server.connection import BoundedConnection
 
@@ -86,3 +89,27 @@ async def test_a_reset_that_waits_in_the_socket_when_the_reply_is_written_leaves
     await until(lambda: caller.turns and not caller.session.attempts._under_way)
     assert [turn.status for turn in caller.turns] == ["undelivered"]
     assert caller.session.counters["replies_undelivered"] == 1
+
+
+async def test_what_a_flush_on_its_way_was_to_send_is_sent_once(bench, monkeypatch):
+    """The end of a reply may be written before a flush that was begun comes to its turn."""
+    flush_now = Delivery._flush_now
+
+    async def finish(self, nodes):
+        flush_now(self)
+        return await finished(self, nodes)
+
+    finished = Delivery.finish
+    monkeypatch.setattr(Delivery, "finish", finish)
+    bench.serve({"text": "one two three"})
+    caller = bench.open()
+    client = await RawClient.post(caller, CHAT, {**BODY, "stream": True})
+    sent = await client.read_until(b"[DONE]\n\n")
+    await until(lambda: not caller.session.attempts._under_way)
+    texts = [json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in _data_lines(sent)]
+    assert "".join(texts) == "one two three"
+    assert caller.turns[0].status == "delivered"
+
+
+def _data_lines(sent: bytes) -> list[bytes]:
+    return [line for line in sent.splitlines() if line.startswith(b"data: {")]

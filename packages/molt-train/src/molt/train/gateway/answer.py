@@ -5,12 +5,13 @@ import hashlib
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
 from molt.train.config.sections import GatewayConfig
 from molt.train.gateway.attempts import Answered, Asked, Attempt
-from molt.train.gateway.call import Dialect, ModelCall, Reply, Step
+from molt.train.gateway.call import Dialect, ModelCall, Reply, SamplingWishes, Step
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.delivery import Delivery
 from molt.train.gateway.exchange import Exchange
@@ -172,7 +173,7 @@ def _asked(exchange: Exchange, wire: Wire, call: ModelCall, conversation: Conver
         conversation.request,
         conversation.frame,
         conversation.history.last_turn_id,
-        msgspec.to_builtins(call.wishes, str_keys=True),  # the keys of logit_bias are numbers
+        _plain(call.wishes) if call.wishes.logit_bias else call.wishes,
         call.tool_choice,
         call.response_format,
         call.num_choices,
@@ -186,6 +187,10 @@ def _asked(exchange: Exchange, wire: Wire, call: ModelCall, conversation: Conver
         is_retry=retries.isdigit() and int(retries) > 0,
         name=headers.get(b"idempotency-key", b"").decode("latin-1"),
     )
+
+
+def _plain(wishes: SamplingWishes) -> Any:
+    return msgspec.to_builtins(wishes, str_keys=True)  # numbers, as the keys of logit_bias are, cannot be put in order
 
 
 def _runs(context: CallContext, prompts: Sequence[Prompt]) -> list[Run]:

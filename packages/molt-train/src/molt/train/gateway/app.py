@@ -121,8 +121,10 @@ class Gateway:
     def _session(self, session_id: str, exchange: Exchange) -> Session:
         """The session, if a key of the request is its key. Unknown sessions answer as wrong keys do, in equal time."""
         session = self._sessions.get(session_id)
-        accepted = [(session or self._nobody).accepts(key) for key in _keys(exchange.headers)]
-        if session is None or not any(accepted):
+        judge, accepted = session or self._nobody, False
+        for key in _keys(exchange.headers):
+            accepted |= judge.accepts(key)
+        if session is None or not accepted:
             raise CallError("authentication", "the session is unknown, or the key is not its key")
         if session.state == "closed":
             raise CallError("closed", "the session is closed: its result was reported")

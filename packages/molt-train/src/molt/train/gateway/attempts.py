@@ -210,9 +210,10 @@ class Attempts:
     def begin(self, asked: Asked, *, grace_s: float) -> Attempt:
         """A request that is to be sampled. `grace_s` is how long it goes on without a client, in seconds."""
         attempt = Attempt(asked, grace_s, self._counters)
-        if self._owed[asked.key] > 1:
-            self._owed[asked.key] -= 1
-        else:
+        owed = self._owed.get(asked.key, 0)
+        if owed > 1:
+            self._owed[asked.key] = owed - 1
+        elif owed:
             del self._owed[asked.key]
         self._under_way.add(attempt)
         self._latest[asked.key] = attempt

@@ -90,7 +90,8 @@ class Delivery:
         if exchange.gone:
             return False
         if self._stream:
-            await exchange.write_last(self._unsent + self._opening() + self._encoder.finish(self.replies))
+            data, self._unsent = self._unsent, b""  # a flush that is under way finds nothing more to send
+            await exchange.write_last(data + self._opening() + self._encoder.finish(self.replies))
         else:
             await exchange.write_whole(self._encoder.whole(self.replies))
         delivered = not exchange.lost
@@ -111,7 +112,8 @@ class Delivery:
         self._stop_timer()
         data, self._unsent = self._unsent, b""
         self._due = asyncio.get_running_loop().time() + GATHER_S
-        await self._exchange.write(data)
+        if data:  # else the end was written before this task came to its turn
+            await self._exchange.write(data)
 
     def _flush_now(self) -> None:
         self._timer = None

@@ -3,8 +3,11 @@
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.content_encoding import IDENTITY, normalise, too_large, unpack
@@ -16,9 +19,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 NO_CONTENT = 204
 CONNECTION = "molt.connection"
-"""Extension of the ASGI scope: what the server knows of the connection. `closed_in_order()` says of a lost one whether
-the client had read it to the end; `watch(lost)` has `lost` called when it is lost, until `watch(None)`. A server
-without it is asked for `http.disconnect`, which takes a task for each request."""
+"""Extension of the ASGI scope: what the server knows of the connection, a `Connection`. A server without it is asked
+for `http.disconnect`, which takes a task for each request."""
 
 _TURNS_TO_NOTICE, _TURNS_OF_A_TASK = 2, 2
 """Of the event loop, from a failed write to who hears of it: read, lost connection; then event, task."""
@@ -36,6 +38,30 @@ _CLIENT_HEADERS = frozenset(
 _MAX_HINT_BYTES = 2048
 
 
+class Connection(Protocol):
+    """What a server tells of the connection that a request came on."""
+
+    def closed_in_order(self) -> bool:
+        """Whether the client of a lost connection had read it to the end."""
+        ...
+
+    def watch(self, lost: Callable[[], None]) -> None:
+        """Have `lost` called when the connection is lost."""
+        ...
+
+    def unwatch(self, lost: Callable[[], None]) -> None:
+        """No more; nothing, where another request is watched by now."""
+        ...
+
+    def hold(self) -> None:
+        """Let what is written next wait for what is written after it: one packet, and the client wakes up once."""
+        ...
+
+    def stays_open(self) -> bool:
+        """Whether the server keeps the connection when the response has ended."""
+        ...
+
+
 class Exchange:
     """A request and its response."""
 
@@ -50,9 +76,9 @@ class Exchange:
         """The client closed the connection before the response was complete."""
         self.failure: Callable[[CallError, str], bytes] = _nothing
         """The last events of a stream that ends in an error; to be set before one begins."""
-        connection: dict[str, Callable[..., Any]] = scope.get("extensions", {}).get(CONNECTION, {})
-        self._closed_in_order: Callable[[], bool] = connection.get("closed_in_order", lambda: False)
-        self._watch_connection: Callable[[Callable[[], None] | None], None] | None = connection.get("watch")
+        self._connection: Connection | None = scope.get("extensions", {}).get(CONNECTION)
+        self._lost: Callable[[], None] | None = None
+        """Called by the connection that is watched."""
         self._receive, self._send = receive, send
         self._watcher: asyncio.Task[None] | None = None
         self._pulse_timer: asyncio.TimerHandle | None = None
@@ -61,25 +87,22 @@ class Exchange:
         self._writing = asyncio.Lock()
         self._last_write = 0.0
         self._last_written = False
+        self._ended = False
 
     @property
     def lost(self) -> bool:
         """The connection is no more, whether the watcher has heard of it or not: what was just written went nowhere."""
-        return self.gone or self._closed_in_order()
+        return self.gone or self._was_closed_in_order()
 
     @property
     def broken(self) -> bool:
         """The client is gone, and left something unread. One that has its reply may well close at once."""
-        return self.gone and not self._closed_in_order()
+        return self.gone and not self._was_closed_in_order()
 
     @property
-    def client(self) -> dict[str, str]:
-        """What the headers say of the client, as far as it helps to attribute a call."""
-        return {
-            name.decode("latin-1"): value[:_MAX_HINT_BYTES].decode("latin-1")
-            for name, value in self.headers.items()
-            if name in _CLIENT_HEADERS
-        }
+    def client(self) -> bytes:
+        """What the headers say of the client, as far as it helps to attribute a call: a JSON object."""
+        return _hints(tuple([(name, self.headers[name]) for name in self.headers if name in _CLIENT_HEADERS]))
 
     async def body(self, max_bytes: int) -> bytes:
         """The request's body, unpacked.
@@ -117,25 +140,26 @@ class Exchange:
             await self._write(data)
 
     async def write_last(self, data: bytes) -> None:
-        """Send the last events but not the end of the stream. Nothing, and no keep-alive, comes after them."""
+        """Send the last events. Nothing, and no keep-alive, comes after them but `end`."""
         self._last_written = True
         self._stop_pulse()
-        await self.write(data)
+        async with self._writing:
+            await self._write(data, ends=self._ends_at_once())
 
     async def write_whole(self, body: bytes) -> None:
-        """Send a whole JSON response but not its end."""
+        """Send a whole JSON response; `end` is to follow."""
         await self._head(200, [_JSON, (b"content-length", b"%d" % len(body))])
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        await self._body(body, ends=self._ends_at_once())
 
     async def settle(self) -> None:
         """Give the event loop the turns in which it notices that the socket had been reset before the last write."""
-        for _ in range(_TURNS_TO_NOTICE + (_TURNS_OF_A_TASK if self._watcher else 0)):
-            await asyncio.sleep(0)
+        await _Turns(_TURNS_TO_NOTICE + (_TURNS_OF_A_TASK if self._watcher else 0))
 
     async def end(self) -> None:
-        """End the response."""
-        self._stop_watching()  # the server calls the end of a response a disconnect too
-        await self._send({"type": "http.response.body", "body": b""})
+        """End the response, and stop watching."""
+        self._stop_watching()  # a server that is asked for it calls the end of a response a disconnect too
+        if not self._ended:
+            await self._body(b"", ends=True)
 
     def watch(self, left: Callable[[], None] = lambda: None) -> None:
         """From now on notice when the client goes away: `gone` turns true, and `left` is called, once."""
@@ -150,8 +174,10 @@ class Exchange:
                 pass
             lost()
 
-        if self._watch_connection:
-            self._watch_connection(lost)
+        if self._connection:
+            self._stop_watching()
+            self._lost = lost
+            self._connection.watch(lost)
         else:
             self._watcher = asyncio.get_running_loop().create_task(wait())
 
@@ -194,11 +220,11 @@ class Exchange:
             if not self._last_written:
                 await self._write(rhythm.beat())
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, data: bytes, *, ends: bool = False) -> None:
         if not self.streaming:
             self.streaming = True
             await self._head(200, _EVENT_STREAM)
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._body(data, ends=ends)
         self._last_write = asyncio.get_running_loop().time()
 
     def _stop_pulse(self) -> None:
@@ -206,15 +232,47 @@ class Exchange:
             self._pulse_timer.cancel()
 
     def _stop_watching(self) -> None:
-        if self._watch_connection:
-            self._watch_connection(None)
+        if self._connection and self._lost:
+            self._connection.unwatch(self._lost)
+            self._lost = None
         elif self._watcher:
             self._watcher.cancel()
 
+    def _was_closed_in_order(self) -> bool:
+        return self._connection is not None and self._connection.closed_in_order()
+
+    def _ends_at_once(self) -> bool:
+        """Whether the last bytes can end the response, too: the connection is watched all the same, and stays."""
+        return self._connection is not None and self._connection.stays_open()
+
     async def _head(self, status: int, headers: Headers) -> None:
+        if self._connection and self.method != "HEAD":
+            self._connection.hold()
         request_id = self.request_id.encode()
         identity = [(b"request-id", request_id), (b"x-request-id", request_id)]
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *identity]})
+
+    async def _body(self, data: bytes, *, ends: bool) -> None:
+        self._ended = ends
+        await self._send({"type": "http.response.body", "body": data, "more_body": not ends})
+
+
+class _Turns:
+    """Lets the event loop turn a number of times, for less than as many `asyncio.sleep(0)`."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __await__(self) -> Generator[None]:
+        for _ in range(self._number):
+            yield
+
+
+@lru_cache(maxsize=256)
+def _hints(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    return msgspec.json.encode(
+        {name.decode("latin-1"): value[:_MAX_HINT_BYTES].decode("latin-1") for name, value in headers}
+    )
 
 
 def _nothing(_error: CallError, _request_id: str) -> bytes:

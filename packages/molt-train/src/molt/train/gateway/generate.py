@@ -59,8 +59,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     session: Session
     dialect: Dialect
     call: ModelCall
-    client: dict[str, str]
-    """What its headers say of the client."""
+    client: bytes
+    """What its headers say of the client, as JSON."""
 
 
 class Run:
@@ -285,7 +285,7 @@ class Run:
             response_id=reply.response_id,
             sampling=_encode(self.sampling),
             off_policy=off_policy_reasons(self.sampling, self._session.expected_sampling),
-            client=_encode(self._client),
+            client=self._client,
             prompt_length=len(prompt.token_ids),
             root_id=self._affinity[0],
             context_ids=pack(prompt.context_ids),

@@ -215,6 +215,8 @@ class MessageCache:
 
     def tools(self, call: ModelCall, dialect: Dialect) -> Tools:
         """The tools of a request. Raises CallError where one is malformed."""
+        if call.tools == _NO_TOOLS.raw:
+            return _NO_TOOLS
         known = self._tools[dialect.wire].get(call.tools)
         if known is not None:
             return known
@@ -228,8 +230,10 @@ class MessageCache:
             return
         wire = history.converter.wire
         known, recent = self._known[wire], self._recent[wire]
-        notes = list(tools.notes) if tools.raw not in self._tools[wire] else []
-        self._tools[wire][tools.raw] = tools
+        notes: list[str] = []
+        if tools is not _NO_TOOLS and tools.raw not in self._tools[wire]:
+            notes += tools.notes
+            self._tools[wire][tools.raw] = tools
         for raw, message in history.new.items():
             if raw not in known:
                 known[raw] = message
@@ -333,3 +337,6 @@ def _without_reasoning(text: str) -> str:
 def _flat_digest(text: str, calls: Iterable[tuple[str, Any]]) -> bytes:
     """Digest of a reply whose reasoning stands in front of its text, with or without marks, in whatever spacing."""
     return digest_of(["".join(_MARKS.sub("", text).split()), list(calls)])
+
+
+_NO_TOOLS = Tools(digest_of([]), [])

@@ -1,5 +1,6 @@
 """What a call really samples with: the session's parameters, the client's wishes, and the room in the window."""
 
+from operator import attrgetter
 from typing import TypeVar
 
 from molt.agents.protocol import SamplingParams
@@ -9,6 +10,11 @@ from molt.train.gateway.sessions import Session
 
 _Number = TypeVar("_Number", int, float)
 _UNWEIGHABLE = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "grammar")
+_unweighable_of = attrgetter(*_UNWEIGHABLE)
+_OFF = _unweighable_of(EngineSampling(max_tokens=1))[1:]
+_WISHES = tuple(name for name in SamplingWishes.__struct_fields__ if name not in ("max_tokens", "stop"))
+_wished = attrgetter(*_WISHES)
+_NOTHING = (None,) * len(_WISHES)
 
 
 def effective_sampling(
@@ -34,6 +40,9 @@ def effective_sampling(
             grammar=grammar,
         )
     temperature, top_p = (own.temperature, own.top_p) if session.policy == "default" else (1.0, 1.0)
+    if _wished(wishes) == _NOTHING:
+        max_tokens = _clamped(session, _first(wishes.max_tokens, own.max_tokens), room)
+        return EngineSampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop, grammar=grammar)
     return EngineSampling(
         max_tokens=_clamped(session, _first(wishes.max_tokens, own.max_tokens), room),
         temperature=_first(wishes.temperature, temperature),
@@ -57,9 +66,14 @@ def off_policy_reasons(sampling: EngineSampling, expected: SamplingParams) -> tu
     counts only where it is another than `expected`. Any temperature above 0 gives every token its probability: the
     recorded log-prob is that of the tempered distribution, and the importance correction weighs it.
     """
-    neutral = EngineSampling(max_tokens=sampling.max_tokens, top_p=expected.top_p)
-    reasons = tuple(name for name in _UNWEIGHABLE if getattr(sampling, name) != getattr(neutral, name))
+    values, neutral = _unweighable_of(sampling), (expected.top_p, *_OFF)
+    reasons = () if values == neutral else _named_differences(values, neutral)
     return ("greedy", *reasons) if sampling.temperature == 0 else reasons
+
+
+def _named_differences(values: tuple[object, ...], neutral: tuple[object, ...]) -> tuple[str, ...]:
+    compared = zip(_UNWEIGHABLE, values, neutral, strict=True)
+    return tuple([name for name, value, off in compared if value != off])
 
 
 def _first(wish: _Number | None, otherwise: _Number) -> _Number:

@@ -94,9 +94,7 @@ class TraceLog:
         if not self._segments or self._segments[-1].size > SEGMENT_BYTES:
             self._num_segments += 1
             self._segments.append(_Segment(self._folder / f"{self._num_segments:08d}{_SUFFIX}"))
-        segment = self._segments[-1]
-        segment.append([_encode(record) for record in records])
-        segment.sessions.update([record.session_id for record in records])
+        self._segments[-1].append(records)
         self._marks = []
 
     def discard(self, session_id: str) -> None:
@@ -152,12 +150,17 @@ class _Segment:
         """Whose turns in it are still needed."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def append(self, bodies: Sequence[bytes]) -> None:
-        data = b"".join([_HEAD.pack(len(body), zlib.crc32(body)) + body for body in bodies])
+    def append(self, records: Sequence[_Record]) -> None:
+        data = b""
+        for record in records:
+            body = _encode(record)
+            data += _HEAD.pack(len(body), zlib.crc32(body)) + body
         if os.write(self._file, data) != len(data):
             os.ftruncate(self._file, self.size)
             raise OSError(f"{self.path}: only a part of a record could be written: the disk is full")
         self.size += len(data)
+        for record in records:
+            self.sessions.add(record.session_id)
 
     def empty(self) -> None:
         os.ftruncate(self._file, 0)

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 """The media type of `Metrics.render`."""
@@ -49,6 +50,10 @@ class Metrics:
             name,
             labels,
         )
+
+    def collect_from(self, collector: Collector) -> None:
+        """Show what `collector` counts in its own way, under full names."""
+        self._registry.register(collector)
 
     def render(self) -> bytes:
         """Everything in the Prometheus text format."""

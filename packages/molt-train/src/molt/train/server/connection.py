@@ -12,7 +12,7 @@ import termios
 from array import array
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -31,6 +31,39 @@ _CLOSE_WAIT = 8
 """State of a TCP connection that its client alone has ended, in the numbers of Linux's tcp_info."""
 _NO_TRAILERS: Any = deque(maxlen=0)
 """Keeps nothing: what stands behind a chunked body is no header."""
+
+
+class JoiningTransport:
+    """A transport on which one write can wait for the next. All that is not here is the transport's own."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.is_closing = transport.is_closing
+        self.get_write_buffer_size = transport.get_write_buffer_size
+        self._holds = False
+        self._held = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def hold(self) -> None:
+        """Keep the next write until the one after it, or the end of the connection."""
+        self._holds = True
+
+    def write(self, data: bytes) -> None:
+        """See `asyncio.Transport`."""
+        if self._holds:
+            self._holds, self._held = False, data
+            return
+        if self._held:
+            data, self._held = self._held + data, b""
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """See `asyncio.Transport`."""
+        if self._held:
+            self.write(b"")
+        self._transport.close()
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -59,15 +92,14 @@ class BoundedConnection(HttpToolsProtocol):
         self._is_closed_in_order = False
         self._lost: Callable[[], None] | None = None
         """Who is to hear that the client is gone."""
-        self._extensions: dict[str, dict[object, object]] = {
-            CONNECTION: {"closed_in_order": self._was_closed_in_order, "watch": self._watch}
-        }
+        self._extensions: dict[str, Any] = {CONNECTION: self}
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`. The first head is awaited from now on."""
-        super().connection_made(transport)
+        self._joining = JoiningTransport(transport)
+        super().connection_made(cast(asyncio.Transport, self._joining))
         self._since = self.loop.time()
         self._check_reading_in(self._limits.header_timeout_s)
 
@@ -79,7 +111,7 @@ class BoundedConnection(HttpToolsProtocol):
                 timer.cancel()
         super().connection_lost(exc)
         self._tell_lost()
-        self._extensions = {}  # they know this object, and it knows them
+        self._extensions = {}  # it knows this object, which knows it
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -197,17 +229,30 @@ class BoundedConnection(HttpToolsProtocol):
             self._tell_lost()
         self.transport.close()
 
-    def _was_closed_in_order(self) -> bool:
+    def closed_in_order(self) -> bool:
+        """See `Connection`."""
         return self._is_closed_in_order
 
-    def _watch(self, lost: Callable[[], None] | None) -> None:
+    def watch(self, lost: Callable[[], None]) -> None:
+        """See `Connection`."""
         self._lost = lost
-        if lost is None:
-            return
         if self.transport.is_closing():
             self.loop.call_soon(self._tell_lost)
         else:
             self.flow.resume_reading()  # a long body may have stopped it, and what is not read is not noticed
+
+    def unwatch(self, lost: Callable[[], None]) -> None:
+        """See `Connection`."""
+        if self._lost is lost:
+            self._lost = None
+
+    def hold(self) -> None:
+        """See `Connection`."""
+        self._joining.hold()
+
+    def stays_open(self) -> bool:
+        """See `Connection`."""
+        return self.cycle.keep_alive
 
     def _tell_lost(self) -> None:
         lost, self._lost = self._lost, None

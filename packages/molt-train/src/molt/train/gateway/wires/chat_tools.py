@@ -11,6 +11,7 @@ from molt.train.gateway.call import Count, ToolChoice
 from molt.train.gateway.call_error import CallError
 from molt.train.gateway.wires.body import decode, present
 from molt.train.gateway.wires.custom_tool import as_function
+from molt.train.gateway.wires.openai_fields import ABSENT
 
 _MODES = ("auto", "none", "required")
 _encode = msgspec.json.Encoder().encode
@@ -75,12 +76,20 @@ class Offered(Struct, frozen=True):
     """Functions whose arguments must follow their schema."""
 
 
+_NONE_SPECIAL = Offered()
+
+
 class ChosenTools(Struct, frozen=True, kw_only=True):
     """What `tool_choice` asks for."""
 
     choice: ToolChoice
     names_one: bool = False
     """It names a tool: a reply that calls it ends with `stop`."""
+
+
+NO_TOOLS = bytes(ABSENT)
+_FREE = ChosenTools(choice=ToolChoice())
+_ONE_CALL = ChosenTools(choice=ToolChoice(max_calls=1))
 
 
 def tools_sent(tools: Raw, functions: Sequence[Raw] | None) -> bytes:
@@ -108,7 +117,7 @@ def schemas(raw: bytes, count: Count) -> list[dict[str, Any]]:
 
 def special(raw: bytes) -> Offered:
     """The names where a tool is custom or strict, else none: most lists of tools need not be read again for it."""
-    return _offered(raw) if b'"custom"' in raw or b'"strict"' in raw else Offered()
+    return _offered(raw) if b'"custom"' in raw or b'"strict"' in raw else _NONE_SPECIAL
 
 
 def chosen(raw: Raw, legacy: Raw, tools: bytes, *, parallel: bool) -> ChosenTools:
@@ -117,6 +126,8 @@ def chosen(raw: Raw, legacy: Raw, tools: bytes, *, parallel: bool) -> ChosenTool
     Raises:
         CallError: It is of no known form, names a tool that is not offered, or requires a call where none is offered.
     """
+    if raw is ABSENT and legacy is ABSENT and tools == NO_TOOLS:
+        return _FREE if parallel else _ONE_CALL
     field, sent = _sent(raw, legacy)
     max_calls, strict = None if parallel else 1, special(tools).strict
     if isinstance(sent, str):

@@ -1,6 +1,7 @@
 """The request fields that Chat Completions and Completions share: sampling, the form of the reply, streaming."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -60,6 +61,10 @@ class _Unused(Struct, kw_only=True):
     web_search_options: Raw = ABSENT
 
 
+_unused_of = attrgetter(*_Unused.__struct_fields__)
+_NONE_SENT = (ABSENT,) * len(_Unused.__struct_fields__)
+
+
 class OpenAIFields(_Unused, kw_only=True):
     """The shared fields."""
 
@@ -92,8 +97,11 @@ class OpenAIFields(_Unused, kw_only=True):
     @property
     def unused(self) -> tuple[str, ...]:
         """Notes for `ModelCall.notes` of the fields sent that have no effect."""
-        sent = [name for name in _Unused.__struct_fields__ if getattr(self, name) is not ABSENT]
-        return tuple([f"ignored.{name}" for name in sent if present(getattr(self, name)) is not None])
+        fields = _unused_of(self)
+        if fields == _NONE_SENT:
+            return ()
+        named = zip(_Unused.__struct_fields__, fields, strict=True)
+        return tuple([f"ignored.{name}" for name, value in named if present(value) is not None])
 
     def wishes(self, max_tokens: int | None = None) -> SamplingWishes:
         """How the client wants to sample; `max_tokens` goes before the field of that name.

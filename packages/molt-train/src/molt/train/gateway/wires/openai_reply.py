@@ -12,15 +12,19 @@ _LOWEST_LOGPROB = -9999.0
 
 def usage(replies: Sequence[Reply], *, num_choices: int) -> dict[str, Any]:
     """Tokens of all choices; each prompt, shared by `num_choices` replies in a row, is counted once."""
-    prompts = replies[::num_choices]
-    num_prompt = sum(reply.prompt_tokens for reply in prompts)
-    num_sampled = sum(len(reply.token_ids) for reply in replies)
+    num_prompt = num_cached = num_sampled = num_reasoning = 0
+    for index, reply in enumerate(replies):
+        num_sampled += len(reply.token_ids)
+        num_reasoning += reply.reasoning_tokens
+        if index % num_choices == 0:
+            num_prompt += reply.prompt_tokens
+            num_cached += reply.cached_tokens
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_sampled,
         "total_tokens": num_prompt + num_sampled,
-        "prompt_tokens_details": {"cached_tokens": sum(reply.cached_tokens for reply in prompts)},
-        "completion_tokens_details": {"reasoning_tokens": sum(reply.reasoning_tokens for reply in replies)},
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
     }
 
 
