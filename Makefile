@@ -8,7 +8,7 @@ RUN := $(UV) run --quiet $(GROUPS)
 FAST := packages
 PYTEST := $(RUN) pytest -q
 
-.PHONY: setup harnesses demo conformance check test test-fast test-integration format
+.PHONY: setup harnesses demo conformance check test test-fast test-integration mutants format
 
 setup:
 	@scripts/bootstrap
@@ -36,6 +36,9 @@ test-integration: harnesses
 	$(PYTEST) integration_tests
 
 test: test-fast test-integration
+
+mutants: setup
+	@$(RUN) python scripts/mutants.py
 
 format: setup
 	$(RUN) ruff format .

@@ -6,14 +6,16 @@ uv run python scripts/config_reference.py
 import ast
 import inspect
 import itertools
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 import msgspec
 
-from molt.train.config import Config, sections
+from molt.train.config import Config
 
 TARGET = Path(__file__).parents[1] / "docs" / "configuration.md"
 WIDTH = 120
@@ -22,12 +24,14 @@ HEAD = """\
 # Configuration
 
 Every key of `molt-train server`, `run`, `sft` and `demo`, with its type, its default and its meaning. This page is made
-from `packages/molt-train/src/molt/train/config/sections.py` by `scripts/config_reference.py`; change it there.
+from `packages/molt-train/src/molt/train/config` by `scripts/config_reference.py`; change it there.
+[algorithms.md](algorithms.md) says what the keys of `[algorithm]` do and when to use them.
 
 A configuration is a TOML file, one table an owner. `model.path`, `data.path` and `run.dir` must be given, and for
 `molt-train run` `agent.path`; the demo fills all four in. After the file, the commands take overrides,
 `key.path=value`, of which the last one wins; the value is read as TOML where it is TOML, else as text, so paths need no
-quotes. Paths are relative to the working directory.
+quotes. Paths are relative to the working directory. A key whose default is None has another meaning when it is given;
+TOML cannot write None, so leave it out. `algorithm.preset` sets keys of several tables, beneath those that are given.
 
 Bad input ends a command with exit code 2 and one line, before anything is started. An unknown key names the nearest
 known one; a value of the wrong type or out of range names the key, the value and what is expected. `server`, `run` and
@@ -37,8 +41,10 @@ known one; a value of the wrong type or out of range names the key, the value an
 - `rollout.top_p` below 1 with a correction: the engine's log-probs are then of another distribution than the actor's;
 - `train.max_staleness` above 0 with `algorithm.correction` `none`;
 - `rollout.sampling_policy` other than `enforce`;
-- `algorithm.gamma` other than 1 with an estimator that discounts nothing;
-- other bounds of the PPO clip with `algorithm.updates_per_window` 1, where the ratio is always 1;
+- `algorithm.loss` `policy_gradient` with several steps a window, which has no ratio to correct the later ones, and
+  `gspo` or `cispo` with one, where the ratio is always 1;
+- bounds of a correction or a gate that leave out what an on-policy token or rollout has;
+- keys that act only with others (`gamma`, `lam`, `[critic]`, clips, KL, teacher, lengths, gates) without those;
 - `algorithm.updates_per_window` that does not divide `train.groups_per_update`;
 - `server.host` that other machines can reach without `server.token`, or with one of fewer than 16 characters.
 """
@@ -46,26 +52,26 @@ known one; a value of the wrong type or out of range names the key, the value an
 
 def render() -> str:
     """The whole page."""
-    return HEAD + "".join(_section(path, schema) for path, schema in _tables(Config, ""))
+    return HEAD + "".join(_section(path, defaults) for path, defaults in _tables(Config(), ""))
 
 
-def _tables(schema: type[msgspec.Struct], path: str) -> Iterator[tuple[str, type[msgspec.Struct]]]:
-    """Every table of `schema` with its dotted name, outer ones first."""
-    for field in msgspec.structs.fields(schema):
-        if _is_table(field.type):
-            name = f"{path}{field.name}"
-            yield name, field.type
-            yield from _tables(field.type, f"{name}.")
+def _tables(defaults: msgspec.Struct, path: str) -> Iterator[tuple[str, msgspec.Struct]]:
+    """Every table of a configuration with its dotted name, outer ones first."""
+    for field in msgspec.structs.fields(defaults):
+        value = getattr(defaults, field.name)
+        if isinstance(value, msgspec.Struct):
+            yield f"{path}{field.name}", value
+            yield from _tables(value, f"{path}{field.name}.")
 
 
-def _section(path: str, schema: type[msgspec.Struct]) -> str:
-    meanings = field_docstrings(schema)
+def _section(path: str, defaults: msgspec.Struct) -> str:
+    meanings = field_docstrings(type(defaults))
     entries = [
-        _entry(f"{field.name} ({_type_name(field.type)}, default `{_toml(field.default)}`)", meanings.get(field.name))
-        for field in msgspec.structs.fields(schema)
-        if not _is_table(field.type)
+        _entry(f"{field.name} ({_type_name(field.type)}, default `{_toml(value)}`)", meanings.get(field.name))
+        for field in msgspec.structs.fields(defaults)
+        if not isinstance(value := getattr(defaults, field.name), msgspec.Struct)
     ]
-    return f"\n## `[{path}]`\n\n{inspect.getdoc(schema)}\n\n" + "".join(entries)
+    return f"\n## `[{path}]`\n\n{inspect.getdoc(defaults)}\n\n" + "".join(entries)
 
 
 def _entry(head: str, meaning: str | None) -> str:
@@ -75,8 +81,8 @@ def _entry(head: str, meaning: str | None) -> str:
 
 
 def field_docstrings(schema: type[msgspec.Struct]) -> dict[str, str]:
-    """The string under each field of a struct in `sections.py`, on one line. A field without one is left out."""
-    module = ast.parse(inspect.getsource(sections))
+    """The string under each field of a struct in its module, on one line. A field without one is left out."""
+    module = ast.parse(inspect.getsource(sys.modules[schema.__module__]))
     body = next(node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == schema.__name__)
     found: dict[str, str] = {}
     for statement, after in itertools.pairwise(body):
@@ -86,16 +92,17 @@ def field_docstrings(schema: type[msgspec.Struct]) -> dict[str, str]:
     return found
 
 
-def _is_table(field_type: Any) -> bool:
-    return isinstance(field_type, type) and issubclass(field_type, msgspec.Struct)
-
-
 def _type_name(field_type: Any) -> str:
-    return TYPE_NAMES.get(field_type) or "one of " + ", ".join(f"`{choice}`" for choice in get_args(field_type))
+    if name := TYPE_NAMES.get(field_type):
+        return name
+    choices = get_args(field_type)
+    if NoneType in choices:
+        return _type_name(choices[0])
+    return "one of " + ", ".join(f"`{choice}`" if choice else '`""`' for choice in choices)
 
 
 def _toml(value: Any) -> str:
-    return msgspec.json.encode(value).decode()  # of strings, numbers and booleans JSON is TOML
+    return "None" if value is None else msgspec.json.encode(value).decode()  # JSON is TOML here, but for null
 
 
 if __name__ == "__main__":

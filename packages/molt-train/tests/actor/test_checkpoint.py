@@ -1,5 +1,6 @@
 """Checkpoints of the actor: a resumed one goes on as if it had never stopped, and its weights can be served."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from molt.train.actor.model import Policy
 from molt.train.actor.optimizer import make_optimizer, make_schedule
 from molt.train.actor.step import Trainer
 from molt.train.config import OptimizerConfig
+from molt.train.errors import ActorError
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -21,6 +23,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = torch.nn.Linear(3, 2)
+        self.dropout = torch.nn.Dropout(0.5)
 
 
 def trainer(seed):
@@ -37,10 +40,18 @@ def trainer(seed):
     )
 
 
+def trainer_without_drawing():
+    state = torch.get_rng_state()
+    made = trainer(0)
+    torch.set_rng_state(state)
+    return made
+
+
 def train(made, num_steps):
     for i in range(num_steps):
         made.optimizer.zero_grad()
-        made.policy.model.inner(torch.tensor([[1.0, -2.0, float(i)]])).square().sum().backward()
+        model = made.policy.model
+        model.dropout(model.inner(torch.tensor([[1.0, -2.0, float(i)]]))).square().sum().backward()
         made.optimizer.step()
         made.schedule.step()
 
@@ -56,21 +67,53 @@ def source(tmp_path):
 
 
 def test_a_resumed_actor_goes_on_as_if_it_had_never_stopped(tmp_path, source):
-    straight, first, second = trainer(0), trainer(0), trainer(1)
-    train(straight, 3)
+    first, second = trainer(0), trainer(1)
     train(first, 3)
-    checkpoint.save(first, tmp_path / "step-000003", step=3, source=source)
-    assert checkpoint.load(second, tmp_path / "step-000003") == 3
-    assert second.optimizer.param_groups[0]["lr"] == straight.optimizer.param_groups[0]["lr"]
-    train(straight, 3)
-    train(second, 3)
-    for old, new in zip(straight.policy.model.parameters(), second.policy.model.parameters(), strict=True):
-        assert torch.equal(old, new), "weights, AdamW's moments and the schedule are all back"
+    checkpoint.save(first, tmp_path / "step-000003", step=3, source=source, progress={"kl_coef": 0.1 + 0.2})
+    train(first, 8)  # on from the save, without a stop
+    torch.manual_seed(99)
+    assert checkpoint.load(second, tmp_path / "step-000003") == (3, {"kl_coef": 0.1 + 0.2})
+    assert second.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 * (1 + math.cos(math.pi / 6)))
+    train(second, 8)
+    for old, new in zip(first.policy.model.parameters(), second.policy.model.parameters(), strict=True):
+        assert torch.equal(old, new), "weights, AdamW's moments, the schedule and dropout's random numbers are all back"
+
+
+def test_a_critic_lies_in_the_same_checkpoint_and_comes_back_whole(tmp_path, source):
+    actor, first, second = trainer(0), trainer(1), trainer(2)
+    train(first, 2)
+    checkpoint.save(actor, tmp_path / "c", step=2, source=source, progress={})
+    checkpoint.save_critic(first, tmp_path / "c", step=2)
+    train(first, 4)
+    checkpoint.load_critic(second, tmp_path / "c")
+    train(second, 4)
+    for old, new in zip(first.policy.model.parameters(), second.policy.model.parameters(), strict=True):
+        assert torch.equal(old, new)
+    weights = load_file(tmp_path / "c" / "model" / "model.safetensors")
+    assert torch.equal(weights["inner.weight"], actor.policy.model.inner.weight), "what is served is the policy"
+
+
+def test_a_checkpoint_of_a_run_without_a_critic_is_no_critic_s(tmp_path, source):
+    checkpoint.save(trainer(0), tmp_path / "step-000003", step=3, source=source, progress={})
+    with pytest.raises(ActorError, match="step-000003 holds no critic"):
+        checkpoint.load_critic(trainer(0), tmp_path / "step-000003")
+
+
+def test_a_rank_that_the_checkpoint_did_not_have_draws_from_its_own_seed(tmp_path, source):
+    checkpoint.save(trainer(0), tmp_path / "c", step=1, source=source, progress={})
+    for state in (tmp_path / "c" / "state").glob("random-*.pt"):
+        state.unlink()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    made = trainer_without_drawing()
+    checkpoint.load(made, tmp_path / "c")
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_the_weights_lie_beside_it_as_a_hugging_face_folder(tmp_path, source):
     made = trainer(0)
-    checkpoint.save(made, tmp_path / "c", step=1, source=source)
+    checkpoint.save(made, tmp_path / "c", step=1, source=source, progress={})
     folder = tmp_path / "c" / "model"
     weights = load_file(folder / "model.safetensors")
     assert weights.keys() == {"inner.weight", "inner.bias"}
@@ -102,3 +145,12 @@ def test_weights_are_written_under_their_hugging_face_names(tmp_path):
         to_hf=lambda weights: {f"model.{name}": tensor for name, tensor in weights.items()}
     )
     assert checkpoint.full_weights(made.policy.model).keys() == {"model.inner.weight", "model.inner.bias"}
+
+
+def test_a_tied_weight_is_written_once_as_hugging_face_does(tmp_path, source):
+    made = trainer(0)
+    model = made.policy.model
+    model.outer = torch.nn.Linear(3, 2, bias=False)
+    model.outer.weight = model.inner.weight
+    checkpoint.export(made, tmp_path / "m", source=source)
+    assert load_file(tmp_path / "m" / "model.safetensors").keys() == {"inner.weight", "inner.bias"}

@@ -1,4 +1,4 @@
-"""One update of a policy that is a table of logits: every number below is worked out by hand.
+"""Optimizer steps of a policy that is a table of logits: every number below is worked out by hand.
 
 At the start all five tokens have probability 1/5 after any token. The gradient of -log p(target) with respect to the
 logits is p - onehot(target): -4/5 for the target and 1/5 for the others.
@@ -6,15 +6,14 @@ logits is p - onehot(target): -4/5 for the target and 1/5 for the others.
 
 import itertools
 import math
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from molt.train.actor.batch import collate
-from molt.train.actor.model import Policy
-from molt.train.actor.step import Share, Trainer, action_logprobs, update
+from molt.train.actor.head import action_logprobs
+from molt.train.actor.policy_update import report
+from molt.train.actor.step import Share, Trainer, optimise
 from molt.train.errors import ActorError
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -30,22 +29,25 @@ ROWS = [
 """Tokens, and which of them are actions: six actions in all."""
 
 
-def nll(current_N, old_N, batch):
+def logprobs(made, batch):
+    return action_logprobs(made.policy, batch, temperature=made.temperature, chunk_size=2, with_entropy=False)[0]
+
+
+def nll(made):
     """Maximum likelihood, so that gradients can be worked out by hand."""
-    return -current_N, {"chosen": batch.advantages_N.sum()}
+
+    def loss_of(batch, share, position):
+        return -logprobs(made, batch), {"chosen": batch.advantages_N.sum(), "largest_max": batch.targets_N.max()}
+
+    return loss_of
 
 
 @pytest.fixture
-def trainer(tiny):
+def trainer(tiny, policy_of):
     def make(*, optimizer=None, max_grad_norm=1e9, temperature=1.0):
         optimizer = optimizer or torch.optim.SGD(tiny.parameters(), lr=1.0)
         return Trainer(
-            policy=Policy(
-                model=tiny,
-                device=CPU,
-                mesh=SimpleNamespace(device_mesh=None, moe_mesh=None),
-                compute_dtype=torch.float32,
-            ),
+            policy=policy_of(tiny),
             optimizer=optimizer,
             schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step)),
             max_grad_norm=max_grad_norm,
@@ -56,12 +58,23 @@ def trainer(tiny):
 
 
 @pytest.fixture
-def batch(make_payload):
-    def make(*rows, advantage=1.0):
+def batch(make_payload, row_of):
+    """Rows whose action tokens count 1 / `of` each."""
+
+    def make(*rows, of=6, names=()):
         payloads = [make_payload(tokens, actions) for tokens, actions in rows]
-        return collate([(p, np.full(int(p.action_mask.sum()), advantage, np.float32)) for p in payloads], device=CPU)
+        names = names or [f"r{index}" for index in range(len(rows))]
+        pairs = [
+            (payload, row_of(payload, weight=1 / of, name=name, advantages=[1.0] * int(payload.action_mask.sum())))
+            for payload, name in zip(payloads, names, strict=True)
+        ]
+        return collate(pairs, device=CPU, layout="padded")
 
     return make
+
+
+def share(*batches, num=6):
+    return Share(list(batches), num, 4)
 
 
 def gradient_of(*pairs):
@@ -77,96 +90,73 @@ PAIRS = [(1, 2), (2, 3), (1, 2), (0, 1), (1, 2), (3, 3)]
 """What the actions of `ROWS` are sampled after, and what they are."""
 
 
-def test_an_update_is_the_token_mean_over_the_window(trainer, tiny, batch):
-    report = update(trainer(), [Share([batch(*ROWS)], 6)], step=1, objective=nll)
+def test_a_step_sums_what_every_token_counts(trainer, tiny, batch):
+    made = trainer()
+    totals = optimise(made, [share(batch(*ROWS))], step=1, loss_of=nll(made))
     assert torch.allclose(tiny.table, gradient_of(*PAIRS) / 6)
-    assert report.loss == pytest.approx(-CHANCE)
-    assert (report.step, report.lr) == (1, 1.0)
+    assert totals.losses == [pytest.approx(-CHANCE)]
+    assert totals.lr == 1.0
 
 
-@pytest.mark.parametrize("cut", [[1, 3], [2, 2], [1, 1, 1, 1], [4, 0, 0]])
-def test_an_update_does_not_depend_on_the_cut_into_microbatches(trainer, tiny, batch, cut):
-    rows = iter(ROWS)
+@pytest.mark.parametrize("cut", [[1, 3], [2, 2], [1, 1, 1, 1]])
+def test_a_step_does_not_depend_on_the_cut_into_microbatches(trainer, tiny, batch, cut):
+    rows, made = iter(ROWS), trainer()
     microbatches = [batch(*itertools.islice(rows, size)) for size in cut]
-    report = update(trainer(), [Share(microbatches, 6)], step=1, objective=nll)
+    totals = optimise(made, [share(*microbatches)], step=1, loss_of=nll(made))
     assert torch.allclose(tiny.table, gradient_of(*PAIRS) / 6, atol=1e-7)
-    assert report.loss == pytest.approx(-CHANCE)
-    assert report.metrics["chosen"] == pytest.approx(1.0)
+    assert totals.losses == [pytest.approx(-CHANCE)]
+    assert totals.means(6)["chosen"] == pytest.approx(1.0)
 
 
-def test_the_denominator_counts_the_action_tokens_of_the_other_ranks(trainer, tiny, batch):
-    update(trainer(), [Share([batch(*ROWS)], 24)], step=1, objective=nll)
+def test_a_microbatch_without_rows_changes_nothing(trainer, tiny, batch):
+    made = trainer()
+    steps = [share(batch(*ROWS), batch())]
+    totals = optimise(made, steps, step=1, loss_of=lambda b, i, j: (-logprobs(made, b), {}))
+    assert torch.allclose(tiny.table, gradient_of(*PAIRS) / 6)
+    assert totals.losses == [pytest.approx(-CHANCE)]
+
+
+def test_a_name_that_ends_in_max_is_the_largest_of_all_microbatches(trainer, batch):
+    made = trainer()
+    totals = optimise(made, [share(batch(ROWS[2]), batch(ROWS[3]))], step=1, loss_of=nll(made))
+    assert totals.means(3)["largest_max"] == 3.0
+
+
+def test_the_weights_carry_the_denominator_of_all_ranks(trainer, tiny, batch):
+    made = trainer()
+    optimise(made, [share(batch(*ROWS, of=24), num=24)], step=1, loss_of=nll(made))
     assert torch.allclose(tiny.table, gradient_of(*PAIRS) / 24)
 
 
 def test_the_gradient_is_clipped_to_its_bound_and_reported_as_it_was(trainer, tiny, batch):
-    report = update(trainer(max_grad_norm=0.01), [Share([batch(ROWS[1])], 1)], step=1, objective=nll)
+    made = trainer(max_grad_norm=0.01)
+    totals = optimise(made, [share(batch(ROWS[1], of=1), num=1)], step=1, loss_of=nll(made))
     norm = math.sqrt(0.8**2 + 4 * 0.2**2)
-    assert report.grad_norm == pytest.approx(norm)
+    assert totals.grad_norms == [pytest.approx(norm)]
     assert torch.allclose(tiny.table, gradient_of((1, 2)) * 0.01 / norm, atol=1e-6)
 
 
 def test_the_log_probs_are_those_of_the_temperature(trainer, tiny, batch):
     with torch.no_grad():
         tiny.table[1] = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])
-    found = action_logprobs(trainer(temperature=0.5), batch(([1, 2], [0, 1])))
+    found = logprobs(trainer(temperature=0.5), batch(([1, 2], [0, 1])))
     logits = [0.0, 2.0, 4.0, 6.0, 8.0]
     assert found.tolist() == pytest.approx([4.0 - math.log(sum(map(math.exp, logits)))])
 
 
-def test_the_gap_is_between_the_recorded_log_probs_and_those_before_the_update(trainer, make_payload):
-    payload = make_payload([1, 2, 3], [0, 1, 1], [0.0, CHANCE + 0.5, CHANCE - 0.25])
-    batch = collate([(payload, np.ones(2, np.float32))], device=CPU)
-    report = update(trainer(), [Share([batch], 2)], step=1, objective=nll)
-    assert report.logprob_gap_mean == pytest.approx(0.375, abs=1e-6)
-    assert report.logprob_gap_max == pytest.approx(0.5, abs=1e-6)
-    assert report.metrics["logprob_mean"] == pytest.approx(CHANCE)
-
-
-class Watch:
-    """An objective that keeps the old and the current log-probs of every microbatch."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __call__(self, current_N, old_N, batch):
-        self.seen.append((current_N.detach().tolist(), old_N.tolist()))
-        return nll(current_N, old_N, batch)
-
-
-def test_in_a_single_step_the_old_policy_is_the_current_one(trainer, batch):
-    watch = Watch()
-    update(trainer(), [Share([batch(ROWS[0]), batch(ROWS[1])], 3)], step=1, objective=watch)
-    assert all(current == old for current, old in watch.seen)
-
-
-def test_every_step_of_a_window_compares_with_the_policy_before_the_first(trainer, batch):
-    watch = Watch()
-    shares = [Share([batch(ROWS[0]), batch(ROWS[1])], 3), Share([batch(ROWS[1]), batch(ROWS[3])], 2)]
-    report = update(trainer(), shares, step=1, objective=watch)
-    assert [old for _, old in watch.seen] == [pytest.approx([CHANCE] * n) for n in (2, 1, 1, 1)]
-    (first, _), (second, _), (third, _), (fourth, _) = watch.seen
-    assert first + second == pytest.approx([CHANCE] * 3)
-    assert third[0] > CHANCE + 0.1, "the first step has made the token likelier"
-    assert fourth == pytest.approx([CHANCE])
-    assert report.loss == pytest.approx(-(4 * CHANCE + third[0]) / 5), "the mean over the tokens of all steps"
-
-
 def test_a_window_of_two_steps_steps_the_schedule_twice(trainer, batch):
     made = trainer()
-    report = update(made, [Share([batch(ROWS[1])], 1), Share([batch(ROWS[1])], 1)], step=1, objective=nll)
-    assert report.lr == 0.5
+    steps = [share(batch(ROWS[1], of=1), num=1), share(batch(ROWS[1], of=1), num=1)]
+    totals = optimise(made, steps, step=1, loss_of=nll(made))
+    assert totals.lr == 0.5
     assert made.schedule.get_last_lr() == [pytest.approx(1 / 3)]
 
 
-def broken(value, *, at_step=1):
-    calls = iter(range(1, 100))
+def broken(made, value, *, at_step=0):
+    def loss_of(batch, share, position):
+        return -logprobs(made, batch) * (value if share == at_step else 1.0), {}
 
-    def objective(current_N, old_N, batch):
-        factor = value if next(calls) == at_step else 1.0
-        return -current_N * factor, {}
-
-    return objective
+    return loss_of
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -174,56 +164,77 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_untouched(trainer, tiny, b
     made = trainer(optimizer=torch.optim.AdamW(tiny.parameters(), lr=1.0, weight_decay=0.1))
     with torch.no_grad():
         tiny.table.fill_(0.5)
-    with pytest.raises(ActorError, match=r"update 7: gradient norm .* loss sum .*not finite, not applied"):
-        update(made, [Share([batch(*ROWS)], 6)], step=7, objective=broken(value))
+    with pytest.raises(ActorError, match=r"update 7: the loss is (nan|inf): not applied. Of rollouts r0, r1, r2, r3"):
+        optimise(made, [share(batch(*ROWS))], step=7, loss_of=broken(made, value))
     assert torch.equal(tiny.table, torch.full((5, 5), 0.5))
     assert made.optimizer.state_dict()["state"] == {}
     assert made.schedule.last_epoch == 0
 
 
-def test_an_infinite_loss_with_a_finite_gradient_is_not_applied_either(trainer, tiny, batch):
-    def objective(current_N, old_N, batch):
-        return math.inf - current_N, {}
+def test_only_the_rollouts_of_a_broken_loss_are_named(trainer, tiny, batch):
+    made = trainer()
 
-    with pytest.raises(ActorError, match="loss sum inf"):
-        update(trainer(), [Share([batch(ROWS[1])], 1)], step=1, objective=objective)
+    def loss_of(microbatch, index, position):
+        loss_N = -logprobs(made, microbatch)
+        return torch.where(microbatch.targets_N == 1, math.nan, loss_N), {}
+
+    microbatches = [batch(*ROWS[:2], names=("first", "second")), batch(*ROWS[2:], names=("third", "fourth"))]
+    with pytest.raises(ActorError, match=r"Of rollouts third$"):
+        optimise(made, [share(*microbatches)], step=1, loss_of=loss_of)
     assert not tiny.table.any()
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(trainer, tiny, batch):
-    def objective(current_N, old_N, batch):
+def test_an_infinite_loss_with_a_finite_gradient_is_not_applied_either(trainer, tiny, batch):
+    made = trainer()
+    with pytest.raises(ActorError, match="the loss is inf"):
+        optimise(made, [share(batch(ROWS[1]))], step=1, loss_of=lambda b, i, j: (math.inf - logprobs(made, b), {}))
+    assert not tiny.table.any()
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched_and_names_the_microbatch(trainer, tiny, batch):
+    made = trainer()
+
+    def loss_of(microbatch, index, position):
+        current_N = logprobs(made, microbatch)
+        if position == 0:
+            return -current_N, {}
         return torch.sqrt(current_N - current_N.detach()), {}  # a loss of 0, whose gradient is infinite
 
-    with pytest.raises(ActorError, match=r"loss sum 0\.0"):
-        update(trainer(), [Share([batch(ROWS[1])], 1)], step=1, objective=objective)
+    microbatches = [batch(ROWS[0], names=("first",)), batch(ROWS[1], names=("second",))]
+    with pytest.raises(ActorError, match=r"gradient norm is .*Of rollouts second$"):
+        optimise(made, [share(*microbatches)], step=1, loss_of=loss_of)
     assert not tiny.table.any()
 
 
 def test_a_fault_in_the_second_step_keeps_the_first(trainer, tiny, batch):
-    shares = [Share([batch(ROWS[1])], 1), Share([batch(ROWS[3])], 1)]
+    made = trainer()
+    steps = [share(batch(ROWS[1], of=1), num=1), share(batch(ROWS[3], of=1), num=1)]
     with pytest.raises(ActorError):
-        update(trainer(), shares, step=1, objective=broken(math.nan, at_step=2))
+        optimise(made, steps, step=1, loss_of=broken(made, math.nan, at_step=1))
     assert torch.allclose(tiny.table, gradient_of((1, 2)))
 
 
 def test_a_window_without_action_tokens_leaves_the_weights_untouched(trainer, tiny, batch):
     made = trainer(optimizer=torch.optim.AdamW(tiny.parameters(), lr=1.0, weight_decay=0.1))
-    update(made, [Share([batch(*ROWS)], 6)], step=1, objective=nll)
+    optimise(made, [share(batch(*ROWS))], step=1, loss_of=nll(made))
     before = tiny.table.detach().clone()
-    report = update(made, [Share([batch(([1, 2], [0, 0]))], 0)], step=2, objective=nll)
+    totals = optimise(made, [share(batch(([1, 2], [0, 0])), num=0)], step=2, loss_of=nll(made))
     assert torch.equal(tiny.table, before), "neither momentum nor weight decay moves them"
-    assert (report.step, report.loss, report.grad_norm, report.metrics) == (2, 0.0, 0.0, {})
+    made_report = report(totals, step=2, num_action_tokens=0)
+    assert (made_report.step, made_report.loss, made_report.grad_norm) == (2, 0.0, 0.0)
     assert made.schedule.last_epoch == 1
 
 
 def test_a_step_without_action_tokens_is_passed_over_and_the_others_are_made(trainer, tiny, batch):
-    shares = [Share([batch(([1, 2], [0, 0]))], 0), Share([batch(ROWS[1])], 1)]
-    update(trainer(), shares, step=1, objective=nll)
+    made = trainer()
+    steps = [share(batch(([1, 2], [0, 0])), num=0), share(batch(ROWS[1], of=1), num=1)]
+    optimise(made, steps, step=1, loss_of=nll(made))
     assert torch.allclose(tiny.table, gradient_of((1, 2)))
 
 
 def test_a_rank_without_rows_of_its_own_makes_its_backward_pass_all_the_same(trainer, tiny, batch):
-    report = update(trainer(), [Share([batch()], 6)], step=1, objective=nll)
-    assert tiny.table.grad is not None, "every rank's collectives are alike"
+    made = trainer()
+    totals = optimise(made, [share(batch())], step=1, loss_of=lambda b, i, j: (-logprobs(made, b), {}))
+    assert tiny.lm_head.weight.grad is not None, "every rank's collectives are alike"
     assert not tiny.table.any()
-    assert (report.loss, report.grad_norm) == (0.0, 0.0)
+    assert (totals.losses, totals.grad_norms) == ([0.0], [0.0])

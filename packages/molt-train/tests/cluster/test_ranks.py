@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
@@ -11,11 +12,11 @@ from molt.train.actor.setup import RankSetup
 from molt.train.cluster import ranks as module
 from molt.train.cluster.placement import Placement
 from molt.train.cluster.ranks import ActorGroup
-from molt.train.config import ActorConfig, AlgorithmConfig
+from molt.train.config import ActorConfig, AlgorithmConfig, CriticConfig
 from molt.train.errors import ActorError, StallError
 from molt.train.experience import LocalPayloadStore
 from molt.train.records.experience import Experience
-from molt.train.records.window import Microbatch, Row, TrainWindow
+from molt.train.records.window import Microbatch, Row, Scores, StepReport, TrainWindow
 
 SETUP = RankSetup(
     rank=0,
@@ -35,6 +36,8 @@ class Rank:
 
     def __init__(self, setup):
         self.setup, self.calls, self.fault, self.is_killed = setup, [], None, False
+        self.answers = {}
+        """By method, what it answers."""
         self.call = SimpleNamespace(remote=self._call)
 
     async def _call(self, method, *args, **kwargs):
@@ -43,7 +46,7 @@ class Rank:
             raise self.fault
         if self.fault is False:
             await asyncio.Event().wait()
-        return f"{method} on {self.setup.rank}"
+        return self.answers.get(method, f"{method} on {self.setup.rank}")
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +69,15 @@ def group():
     return ActorGroup(SETUP, LocalPayloadStore(), placement=Placement(0, 0, "gloo"), timeout_s=5.0)
 
 
+@pytest.fixture
+def group_with_critic():
+    """A critic with ranks of its own; they come after those of the policy."""
+    setup = msgspec.structs.replace(
+        SETUP, algorithm=AlgorithmConfig(estimator="gae"), critic=CriticConfig(placement="own")
+    )
+    return ActorGroup(setup, LocalPayloadStore(), placement=Placement(0, 0, "gloo"), timeout_s=5.0)
+
+
 def row(name):
     experience = Experience(
         segment_id=name,
@@ -78,41 +90,131 @@ def row(name):
         mean_version=0.0,
         payload=None,
     )
-    return Row(experience=experience, advantages=np.ones(1, np.float32))
+    return Row(experience=experience, rollout=0, weight=0.5, advantages=np.ones(1, np.float32))
+
+
+def train_window(*names):
+    """One microbatch of one row for each of two ranks."""
+    return TrainWindow(
+        step=7,
+        policy_version=6,
+        ranks=tuple((Microbatch(rows=(row(name),)),) for name in names),
+        num_action_tokens=2,
+        num_rollouts=1,
+    )
+
+
+def report(**metrics):
+    return StepReport(
+        step=7, loss=0.0, grad_norm=0.0, lr=0.0, logprob_gap_mean=0.0, logprob_gap_max=0.0, metrics=metrics
+    )
+
+
+def numbers(*values):
+    return np.array(values, np.float32)
 
 
 async def test_every_rank_is_told_its_number_and_where_they_meet(group, ranks):
     assert await group.start() == "start on 0"
-    assert [rank.setup.rank for rank in ranks] == [0, 1]
+    assert [(rank.setup.rank, rank.setup.role) for rank in ranks] == [(0, "actor"), (1, "actor")]
     assert [rank.calls for rank in ranks] == [[("start", ("tcp://10.0.0.1:4711",), {})]] * 2
 
 
-@pytest.mark.parametrize(("supervised", "method"), [(False, "train"), (True, "train_supervised")])
-async def test_every_rank_gets_its_share_of_every_step_and_the_denominator_of_all(group, ranks, supervised, method):
-    windows = [
-        TrainWindow(
-            step=7,
-            policy_version=6,
-            ranks=((Microbatch(rows=(row(f"{i}a"),)),), (Microbatch(rows=(row(f"{i}b"),)),)),
-            num_action_tokens=2,
-        )
-        for i in range(2)
-    ]
-    assert await group.train(windows, supervised=supervised) == f"{method} on 0"
+@pytest.mark.parametrize(
+    ("supervised", "method", "also"), [(False, "train", {"kl_coef": 0.25}), (True, "train_supervised", {})]
+)
+async def test_every_rank_gets_its_share_of_every_step_and_the_denominator_of_all(
+    group, ranks, supervised, method, also
+):
+    windows = [train_window("0a", "0b"), train_window("1a", "1b")]
+    assert await group.train(windows, kl_coef=0.25, supervised=supervised) == f"{method} on 0"
     for rank, letter in zip(ranks, "ab", strict=True):
         ((called, (shares,), options),) = rank.calls
-        assert (called, options) == (method, {"step": 7})
+        assert (called, options) == (method, {"step": 7} | also)
         assert [share.microbatches[0].rows[0].experience.segment_id for share in shares] == [f"0{letter}", f"1{letter}"]
         assert [share.num_action_tokens for share in shares] == [2, 2]
 
 
+async def test_scores_come_rank_by_rank(group, ranks):
+    first, second, third = (Scores(reference=numbers(i)) for i in range(3))
+    ranks[0].answers["score"], ranks[1].answers["score"] = [first], [second, third]
+    assert await group.score(train_window("a", "b")) == [first, second, third]
+    for rank, name in zip(ranks, "ab", strict=True):
+        ((_, (share,), _),) = rank.calls
+        assert share.microbatches[0].rows[0].experience.segment_id == name
+
+
+async def test_a_critic_of_its_own_is_a_second_process_group(group_with_critic, ranks):
+    assert await group_with_critic.start() == "start on 0"
+    assert [(rank.setup.rank, rank.setup.role) for rank in ranks] == [
+        (0, "actor"),
+        (1, "actor"),
+        (0, "critic"),
+        (1, "critic"),
+    ]
+    assert all(rank.calls[0][0] == "start" for rank in ranks)
+
+
+def test_a_colocated_critic_and_an_algorithm_without_one_have_no_second_group(ranks):
+    for estimator, placement in (("gae", "colocated"), ("grpo", "own")):
+        ranks.clear()
+        setup = msgspec.structs.replace(
+            SETUP, algorithm=AlgorithmConfig(estimator=estimator), critic=CriticConfig(placement=placement)
+        )
+        ActorGroup(setup, LocalPayloadStore(), placement=Placement(0, 0, "gloo"), timeout_s=5.0)
+        assert len(ranks) == 2
+
+
+async def test_values_of_a_critic_of_its_own_join_what_the_actor_scored(group_with_critic, ranks):
+    for rank, old in zip(ranks[:2], (1.0, 2.0), strict=True):
+        rank.answers["score"] = [Scores(old=numbers(old))]
+    for rank, value in zip(ranks[2:], (10.0, 20.0), strict=True):
+        rank.answers["score"] = [Scores(values=numbers(value))]
+    scores = await group_with_critic.score(train_window("a", "b"))
+    assert [(score.old.item(), score.values.item()) for score in scores] == [(1.0, 10.0), (2.0, 20.0)]
+
+
+async def test_a_critic_of_its_own_trains_on_the_same_window_and_its_metrics_join_the_report(group_with_critic, ranks):
+    ranks[0].answers["train"], ranks[2].answers["train"] = report(ratio_mean=1.0), {"value_loss": 0.5}
+    done = await group_with_critic.train([train_window("a", "b")], kl_coef=0.5)
+    assert done.metrics == {"ratio_mean": 1.0, "value_loss": 0.5}
+    assert [rank.calls[0][2] for rank in ranks] == [{"step": 7, "kl_coef": 0.5}] * 2 + [{"step": 7}] * 2
+    names = [rank.calls[0][1][0][0].microbatches[0].rows[0].experience.segment_id for rank in ranks]
+    assert names == ["a", "b", "a", "b"]
+
+
 async def test_checkpoints_and_exports_are_made_by_all_ranks_together(group, ranks, tmp_path):
-    await group.save(tmp_path, step=3)
+    ranks[0].answers["load"] = 3, {"kl_coef": 0.5}
+    await group.save(tmp_path, step=3, progress={"kl_coef": 0.5})
     await group.export(tmp_path)
-    assert await group.load(tmp_path) == "load on 0"
+    assert await group.load(tmp_path) == (3, {"kl_coef": 0.5})
     assert [rank.calls for rank in ranks] == [
-        [("save", (str(tmp_path),), {"step": 3}), ("export", (str(tmp_path),), {}), ("load", (str(tmp_path),), {})]
+        [
+            ("save", (str(tmp_path),), {"step": 3, "progress": {"kl_coef": 0.5}}),
+            ("export", (str(tmp_path),), {}),
+            ("load", (str(tmp_path),), {}),
+        ]
     ] * 2
+
+
+async def test_a_critic_of_its_own_saves_and_loads_its_part_and_is_not_exported(group_with_critic, ranks, tmp_path):
+    ranks[0].answers["load"] = 3, {}
+    await group_with_critic.save(tmp_path, step=3, progress={})
+    await group_with_critic.export(tmp_path)
+    assert await group_with_critic.load(tmp_path) == (3, {})
+    assert [[method for method, _, _ in rank.calls] for rank in ranks] == [
+        ["save", "export", "load"],
+        ["save", "export", "load"],
+        ["save", "load"],
+        ["save", "load"],
+    ]
+    assert ranks[2].calls[0] == ("save", (str(tmp_path),), {"step": 3})
+
+
+async def test_the_peak_is_that_of_the_fullest_rank_of_the_policy(group_with_critic, ranks):
+    for rank, peak in zip(ranks, (3, 5, 9, 9), strict=True):
+        rank.answers["peak_bytes"] = peak
+    assert await group_with_critic.peak_bytes() == 5
 
 
 async def test_the_transfer_group_is_the_sender_and_every_worker_of_every_engine(group, ranks):
@@ -129,13 +231,19 @@ async def test_the_transfer_group_is_the_sender_and_every_worker_of_every_engine
     ("fault", "message"),
     [
         (RayTaskError("m", "traceback", ValueError("no such file")).as_instanceof_cause(), "failed in 'save': no such"),
-        (RayActorError(), "died in 'save'"),
+        (RayActorError(), "a rank of the actor died in 'save'"),
     ],
 )
 async def test_a_rank_that_fails_or_dies_is_an_actor_error_that_names_the_call(group, ranks, tmp_path, fault, message):
     ranks[1].fault = fault
     with pytest.raises(ActorError, match=message):
-        await group.save(tmp_path, step=1)
+        await group.save(tmp_path, step=1, progress={})
+
+
+async def test_a_fault_of_the_critic_names_the_critic(group_with_critic, ranks, tmp_path):
+    ranks[3].fault = RayActorError()
+    with pytest.raises(ActorError, match="a rank of the critic died in 'load'"):
+        await group_with_critic.load(tmp_path)
 
 
 async def test_ranks_that_never_answer_stall_under_the_name_of_the_call(ranks):
@@ -145,6 +253,7 @@ async def test_ranks_that_never_answer_stall_under_the_name_of_the_call(ranks):
         await group.refit(1)
 
 
-def test_all_ranks_end_with_the_run(group, ranks):
-    group.kill()
+def test_all_ranks_end_with_the_run(group_with_critic, ranks):
+    group_with_critic.kill()
+    assert len(ranks) == 4
     assert all(rank.is_killed for rank in ranks)

@@ -54,6 +54,8 @@ def test_an_override_wins_over_the_file_and_the_last_one_over_others(toml):
         ("run.dir=/tmp/a b=c", "run", "dir", "/tmp/a b=c"),
         ("server.token=", "server", "token", ""),
         ("algorithm.correction=icepop", "algorithm", "correction", "icepop"),
+        ("algorithm.estimator=own.py:median", "algorithm", "estimator", "own.py:median"),
+        ("reward.clip_low=-1", "reward", "clip_low", -1.0),
     ],
 )
 def test_forms_of_an_override(override, section, key, value):
@@ -109,7 +111,7 @@ def test_an_unknown_key_of_a_file_is_found_at_any_depth(toml):
         ("train.num_updates=1.5", "train.num_updates is 1.5: expected `int`, got `float`"),
         ("actor.optimizer.lr='1'", "actor.optimizer.lr is '1': expected `float`, got `str`"),
         ("data.shuffle=1", "data.shuffle is 1: expected `bool`, got `int`"),
-        ("algorithm.estimator=grop", "algorithm.estimator is 'grop': invalid enum value 'grop'"),
+        ("algorithm.loss=ppoo", "algorithm.loss is 'ppoo': invalid enum value 'ppoo'"),
         ("train=3", "train is 3; it must be a table of keys"),
     ],
 )

@@ -249,6 +249,8 @@ async def test_every_update_is_one_optimizer_step_on_a_batch_of_rows():
         rows = [row for microbatch in window.ranks[0] for row in microbatch.rows]
         assert Counter(row.experience.segment_id for row in rows) == {"0": 1, "1": 1, "2": 1}
         assert window.num_action_tokens == 1 + 2 + 3
+        assert ({row.rollout for row in rows}, window.num_rollouts) == ({0, 1, 2}, 3)
         for row in rows:
             assert row.advantages.tolist() == [1.0] * row.experience.num_actions
+            assert row.weight == 1 / 6, "the mean over the trained tokens of the batch"
             assert len(row.experience.payload.token_ids) == row.experience.num_tokens

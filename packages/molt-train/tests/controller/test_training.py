@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 
 import pytest
 
@@ -9,6 +10,7 @@ from molt.train.config import AlgorithmConfig, Config, RolloutConfig, TrainConfi
 from molt.train.controller.admission import Admission
 from molt.train.controller.checkpoints import Checkpoints
 from molt.train.controller.evaluation import Evaluation
+from molt.train.controller.learning import Learning
 from molt.train.controller.serving import Serving
 from molt.train.controller.training import Parts, TrainingLoop
 from molt.train.engine.router import Router
@@ -16,6 +18,7 @@ from molt.train.errors import ActorError, StallError
 from molt.train.observe.journal import Journal, read_journal
 from molt.train.records.rollout import Task
 from molt.train.records.window import StepReport
+from molt.train.window import plan_of
 
 
 class Fleet:
@@ -36,7 +39,7 @@ class Actor:
         self.dies_in = None
         """The update in which the process of the actor dies."""
 
-    async def train(self, windows):
+    async def train(self, windows, *, kl_coef):
         await asyncio.sleep(0)
         step = windows[0].step
         self.recorded += [window for window in self.pool.ledger.windows() if window.step == step]
@@ -53,13 +56,13 @@ class Actor:
             metrics={"clip_fraction": 0.125},
         )
 
-    async def save(self, folder, *, step):
+    async def save(self, folder, *, step, progress):
         folder.mkdir(parents=True)
-        (folder / "step").write_text(str(step))
+        (folder / "state").write_text(json.dumps([step, progress]))
         self.saved.append(step)
 
     async def load(self, folder):
-        return int((folder / "step").read_text())
+        return json.loads((folder / "state").read_text())
 
     async def connect(self, engines, *, workers_per_engine):
         pass
@@ -78,6 +81,11 @@ class Actor:
             {row.experience.group_id for window in windows for rank in window.ranks for mb in rank for row in mb.rows}
             for windows in self.windows
         ]
+
+
+class Memory:
+    async def after_window(self):
+        pass
 
 
 class Stall:
@@ -109,12 +117,14 @@ class Run:
             Parts(
                 pool=pool,
                 actor=self.actor,
+                learning=Learning(config, self.actor, plan_of(config, hidden_size=64)),
                 serving=self.serving,
                 admission=self.admission,
                 checkpoints=self.checkpoints,
                 journal=self.journal,
                 stall=stall,
                 evaluation=evaluation if evaluate else None,
+                memory=Memory(),
                 on_update=[self.rows.append],
             ),
         )
@@ -311,9 +321,9 @@ async def test_a_resumed_run_trains_again_exactly_the_same_rows(make_run, live):
     seen = {}
     original = second.actor.train
 
-    async def look(windows):
+    async def look(windows, *, kl_coef):
         seen[windows[0].step] = windows
-        return await original(windows)
+        return await original(windows, kl_coef=kl_coef)
 
     second.actor.train = look
     await live(second)

@@ -1,262 +1,213 @@
-"""The PPO surrogate, the importance correction and the window's denominator: numbers by hand, loops, gradients."""
+"""The policy loss: correction times surrogate, less entropy, plus divergence from the reference."""
+# ruff: noqa: TID252 - the folders of tests are no installed package
 
 import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from molt.train.config import AlgorithmConfig
-from molt.train.loss import policy_loss, window_token_mean
-from molt.train.loss.correction import importance_weights, mask, truncate
-from molt.train.loss.policy import ppo_clip
-from molt.train.loss.ratio import MAX_LOG_RATIO, probability_ratio
+from molt.train.config import CorrectionRule
+from molt.train.loss import SURROGATES, correction_weights, policy_loss, rollout_sums, weighted_sum
 
-# The hand vector: two rows of three tokens, of which the last of the second row is no action.
-CURRENT = [-1.0, -2.0, -0.5, -0.7, -1.2]
-OLD = [-1.2, -1.5, -0.5, -0.7, -0.9]
-BEHAVIOUR = [-1.25, -1.45, -0.5, -0.7, -0.4]
-ADVANTAGES = [1.0, 1.0, 1.0, -2.0, -2.0]
-RHO = [1.051271, 0.951229, 1.0, 1.0, 0.606531]
-
-logprobs = st.floats(-6.0, 0.0)
-advantages = st.floats(-3.0, 3.0, allow_subnormal=False)
-
-
-def f64(values, *, grad=False):
-    return torch.tensor(values, dtype=torch.float64, requires_grad=grad)
-
-
-def vectors(*elements):
-    return st.lists(st.tuples(*elements), min_size=1, max_size=12).map(
-        lambda rows: [list(c) for c in zip(*rows, strict=True)]
-    )
-
-
-def settings_of(**changes):
-    return AlgorithmConfig(**({"correction": "none"} | changes))
-
-
-def gradient(scalar, leaf):
-    return torch.autograd.grad(scalar, leaf)[0]
-
-
-# PPO clip
-
-
-def test_ppo_hand_vector():
-    loss, sums = ppo_clip(f64(CURRENT), f64(OLD), f64(ADVANTAGES), clip_low=0.2, clip_high=0.28)
-    # ratios 1.221403, .606531, 1, 1, .740818; the last is clipped to .8, since -2 * .8 is the smaller
-    assert loss.tolist() == pytest.approx([-1.221403, -0.606531, -1.0, 2.0, 1.6], abs=1e-6)
-    assert loss.sum().item() / 5 == pytest.approx(0.154413, abs=1e-6)
-    assert sums["ratio_mean"].item() == pytest.approx(1.221403 + 0.606531 + 1 + 1 + 0.740818, abs=1e-5)
-    assert sums["clip_fraction"].item() == 1
-
-
-def test_the_clip_has_two_bounds_and_acts_only_where_it_makes_the_loss_larger():
-    log = [math.log(r) for r in (1.5, 1.5, 0.5, 0.5, 1.25)]
-    A = [1.0, -1.0, 1.0, -1.0, 1.0]
-    current = f64(log, grad=True)
-    loss, sums = ppo_clip(current, f64([0.0] * 5), f64(A), clip_low=0.2, clip_high=0.28)
-    assert loss.tolist() == pytest.approx([-1.28, 1.5, -0.5, 0.8, -1.25])
-    assert gradient(loss.sum(), current).tolist() == pytest.approx([0.0, 1.5, -0.5, 0.0, -1.25])
-    assert sums["clip_fraction"].item() == 2
-
-
-def oracle_ppo(current, old, advantage, low, high):
-    ratio = math.exp(max(-20.0, min(20.0, current - old)))
-    clipped = min(max(ratio, 1 - low), 1 + high)
-    return max(-ratio * advantage, -clipped * advantage)
-
-
-@given(vectors(logprobs, logprobs, advantages), st.floats(0.0, 0.9), st.floats(0.0, 2.0))
-def test_ppo_equals_the_loop(columns, low, high):
-    loss, _ = ppo_clip(*map(f64, columns), clip_low=low, clip_high=high)
-    expected = [oracle_ppo(*token, low, high) for token in zip(*columns, strict=True)]
-    assert loss.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
-def test_ppo_gradient_equals_finite_differences():
-    # away from the kinks, on both sides of every bound
-    current = f64([-1.0, -2.0, -0.5, -0.7, -1.2, -0.2], grad=True)
-    old, A = f64([-1.2, -1.5, -0.6, -0.5, -0.9, -0.9]), f64([1.0, 1.0, 1.0, -2.0, -2.0, 3.0])
-    assert torch.autograd.gradcheck(lambda x: ppo_clip(x, old, A, clip_low=0.2, clip_high=0.28)[0], (current,))
-
-
-@given(vectors(logprobs, advantages))
-def test_on_policy_the_ratio_is_exactly_one_and_the_gradient_is_reinforce(columns):
-    current, A = f64(columns[0], grad=True), f64(columns[1])
-    loss, sums = policy_loss(current, current.detach(), current.detach(), A, settings=settings_of(correction="tis"))
-    assert loss.tolist() == [-a for a in columns[1]]
-    assert sums["ratio_mean"].item() == sums["rho_mean"].item() == len(columns[0])
-    assert gradient(loss.sum(), current).tolist() == [-a for a in columns[1]]
-
-
-# Importance correction
-
-
-@pytest.mark.parametrize(
-    ("scheme", "low", "high", "expected", "filtered"),
-    [
-        ("none", 0.5, 2.0, [1.0] * 5, 0),
-        ("tis", 0.5, 2.0, RHO, 0),
-        ("tis", 0.5, 1.02, [1.02, 0.951229, 1.0, 1.0, 0.606531], 1),
-        ("icepop", 0.5, 5.0, RHO, 0),
-        ("icepop", 0.7, 1.02, [0.0, 0.951229, 1.0, 1.0, 0.0], 2),
-    ],
+from .vectors import (
+    ADVANTAGES,
+    BEHAVIOUR,
+    CURRENT,
+    OLD,
+    RATIOS,
+    RHO,
+    ROWS,
+    advantages,
+    columns_of,
+    f64,
+    gradient,
+    i64,
+    inputs_of,
+    logprobs,
+    rows,
+    settings_of,
+    slope,
 )
-def test_correction_hand_vector(scheme, low, high, expected, filtered):
-    weights, sums = importance_weights(f64(OLD), f64(BEHAVIOUR), scheme=scheme, low=low, high=high)
-    assert weights.tolist() == pytest.approx(expected, abs=1e-6)
-    assert sums["rho_mean"].item() == pytest.approx(sum(RHO), abs=1e-5)
-    assert sums["correction_weight_mean"].item() == pytest.approx(sum(expected), abs=1e-5)
-    assert sums["correction_filtered"].item() == filtered
+
+REFERENCE = [-1.1, -1.0, -0.5, -1.7, -1.0]
+ENTROPY = [0.5, 1.0, 0.25, 0.0, 2.0]
+PPO_LOSS = [-1.221403, -0.606531, -1.0, 2.0, 1.6]
 
 
-def test_the_bounds_of_the_mask_belong_to_it():
-    assert mask(f64([0.5, 2.0, 0.4999, 2.0001]), low=0.5, high=2.0).tolist() == [0.5, 2.0, 0.0, 0.0]
-    assert truncate(f64([0.1, 2.0, 7.0]), high=2.0).tolist() == [0.1, 2.0, 2.0]
+def weights_of(old, behaviour, rollouts, **rule):
+    tokens = f64(old), f64(behaviour), i64(rollouts)
+    return correction_weights(*tokens, CorrectionRule(**rule), rollout_sums(*tokens, 4))[0]
 
 
-def test_weights_multiply_the_surrogate_and_carry_no_gradient():
+def test_the_correction_multiplies_the_surrogate_once():
+    weights = weights_of(OLD, BEHAVIOUR, ROWS, mode="mask", low=0.7, high=5.0)
+    loss, sums = policy_loss(
+        inputs_of(CURRENT, OLD, ADVANTAGES, correction_N=weights), settings=settings_of(), kl_coef=0.0
+    )
+    assert loss.tolist() == pytest.approx([w * x for w, x in zip([*RHO[:4], 0.0], PPO_LOSS, strict=True)], abs=1e-5)
+    assert sums["ratio_mean"].item() == pytest.approx(sum(RATIOS), abs=1e-5)
+    assert set(sums) == {"ratio_mean", "clip_fraction"}
+
+
+def test_on_policy_the_ratio_is_one_and_the_recorded_ratio_still_weighs():
     current = f64(CURRENT, grad=True)
-    settings = settings_of(correction="tis", correction_high=1.02)
-    loss, _ = policy_loss(current, current, f64(BEHAVIOUR), f64(ADVANTAGES), settings=settings)
-    rho = [min(math.exp(c - b), 1.02) for c, b in zip(CURRENT, BEHAVIOUR, strict=True)]
+    weights = weights_of(CURRENT, BEHAVIOUR, ROWS, mode="truncate", high=1.02)
+    inputs = inputs_of(current, current.detach(), ADVANTAGES, correction_N=weights)
+    loss, sums = policy_loss(inputs, settings=settings_of(), kl_coef=0.0)
+    rho = [min(math.exp(now - b), 1.02) for now, b in zip(CURRENT, BEHAVIOUR, strict=True)]
     expected = [-w * a for w, a in zip(rho, ADVANTAGES, strict=True)]
     assert loss.tolist() == pytest.approx(expected)
-    # d(-w r A) with w and old held fixed; a gradient through w would double the untruncated ones
+    # d(-w r A) with w and old held fixed: a gradient through w too would double it
     assert gradient(loss.sum(), current).tolist() == pytest.approx(expected)
+    assert sums["ratio_mean"].item() == 5
 
 
-def test_off_policy_both_ratios_enter_once():
-    settings = settings_of(correction="icepop", correction_low=0.7, correction_high=5.0)
-    loss, sums = policy_loss(f64(CURRENT), f64(OLD), f64(BEHAVIOUR), f64(ADVANTAGES), settings=settings)
-    surrogate = [-1.221403, -0.606531, -1.0, 2.0, 1.6]
-    assert loss.tolist() == pytest.approx([w * s for w, s in zip([*RHO[:4], 0.0], surrogate, strict=True)], abs=1e-5)
-    assert set(sums) == {"ratio_mean", "clip_fraction", "rho_mean", "correction_weight_mean", "correction_filtered"}
-
-
-@given(vectors(logprobs, logprobs, advantages), st.sampled_from(["tis", "icepop"]))
-def test_a_ratio_of_one_makes_every_scheme_a_no_op(columns, scheme):
-    current, old, A = map(f64, columns)
-    plain, _ = policy_loss(current, old, old, A, settings=settings_of())
-    corrected, sums = policy_loss(current, old, old, A, settings=settings_of(correction=scheme))
-    assert torch.equal(plain, corrected)
-    assert sums["correction_filtered"].item() == 0
-
-
-@given(vectors(logprobs, logprobs), st.floats(0.1, 1.0), st.floats(1.0, 5.0), st.floats(1.0, 3.0))
-def test_a_wider_band_keeps_a_superset(columns, low, high, factor):
-    old, behaviour = map(f64, columns)
-    narrow, _ = importance_weights(old, behaviour, scheme="icepop", low=low, high=high)
-    wide, _ = importance_weights(old, behaviour, scheme="icepop", low=low / factor, high=high * factor)
-    assert torch.equal(wide[narrow > 0], narrow[narrow > 0])
-    smaller, _ = importance_weights(old, behaviour, scheme="tis", low=low, high=high)
-    larger, _ = importance_weights(old, behaviour, scheme="tis", low=low, high=high * factor)
-    assert (larger >= smaller).all()
-
-
-@given(vectors(logprobs, logprobs), st.floats(0.1, 1.0), st.floats(1.0, 5.0))
-def test_corrections_equal_the_loop(columns, low, high):
-    rho = [math.exp(o - b) for o, b in zip(*columns, strict=True)]
-    old, behaviour = map(f64, columns)
-    tis, _ = importance_weights(old, behaviour, scheme="tis", low=low, high=high)
-    icepop, _ = importance_weights(old, behaviour, scheme="icepop", low=low, high=high)
-    assert tis.tolist() == pytest.approx([min(r, high) for r in rho], rel=1e-12)
-    assert icepop.tolist() == pytest.approx([r if low <= r <= high else 0.0 for r in rho], rel=1e-12)
-
-
-# Numbers that break
-
-
-def test_the_log_ratio_is_bounded_on_both_sides():
-    ratio = probability_ratio(f64([0.0, -500.0, -30.0]), f64([-500.0, 0.0, -9.5]))
-    assert ratio.tolist() == [math.exp(MAX_LOG_RATIO), math.exp(-MAX_LOG_RATIO), math.exp(-20)]
-    assert MAX_LOG_RATIO == 20
-
-
-def test_half_precision_log_probs_make_float32_ratios():
-    current, old = torch.tensor([-5.03], dtype=torch.bfloat16), torch.tensor([-5.0], dtype=torch.bfloat16)
-    ratio = probability_ratio(current, old)
-    assert ratio.dtype == torch.float32
-    assert ratio.item() == pytest.approx(math.exp(current.item() - old.item()), rel=1e-6)
-    assert probability_ratio(f64([0.0]), f64([0.0])).dtype == torch.float64
-
-
-@pytest.mark.parametrize("scheme", ["none", "tis", "icepop"])
-@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
-def test_garbage_in_masked_slots_changes_no_bit_of_loss_gradient_or_metric(scheme, garbage):
-    settings = settings_of(correction=scheme, correction_low=0.7, correction_high=1.02)
-
-    def run(columns, keep):
-        current = f64(columns[0], grad=True)
-        others = [f64(c) for c in columns[1:]]
-        mask_N = None if keep is None else torch.tensor(keep)
-        loss, sums = policy_loss(current, *others, settings=settings, mask_N=mask_N)
-        scalar = window_token_mean(loss, num_action_tokens=5, dp_size=1, mask_N=mask_N)
-        return loss, gradient(scalar, current), sums
-
-    columns = [CURRENT, OLD, BEHAVIOUR, ADVANTAGES]
-    plain, plain_gradient, plain_sums = run(columns, None)
-    padded, padded_gradient, padded_sums = run([[*c, garbage, garbage] for c in columns], [True] * 5 + [False] * 2)
-    assert torch.equal(torch.cat([plain, f64([0.0, 0.0])]), padded)
-    assert torch.equal(torch.cat([plain_gradient, f64([0.0, 0.0])]), padded_gradient)
-    assert {k: v.item() for k, v in plain_sums.items()} == {k: v.item() for k, v in padded_sums.items()}
-
-
-def test_a_nan_that_is_an_action_is_not_hidden():
-    loss, _ = policy_loss(f64([math.nan]), f64([-1.0]), f64([-1.0]), f64([1.0]), settings=settings_of())
-    assert loss.isnan().all()
-
-
-# The denominator
-
-
-def test_the_denominator_is_the_windows_not_the_microbatchs():
-    parts = [
-        window_token_mean(f64(values), num_action_tokens=4, dp_size=1).item() for values in ([2.0, 2.0, 2.0], [10.0])
-    ]
-    assert sum(parts) == 4.0  # a mean of the microbatches' means would be 6
-
-
-def test_ranks_are_summed_although_data_parallelism_averages_them():
-    ranks = [[[2.0, 2.0], [2.0]], [[10.0]], []]
-    totals = [
-        sum(window_token_mean(f64(m), num_action_tokens=4, dp_size=3).item() for m in microbatches)
-        for microbatches in ranks
-    ]
-    assert sum(totals) / 3 == pytest.approx(4.0)
-
-
-def test_masked_slots_are_no_part_of_the_sum():
-    loss = window_token_mean(
-        f64([3.0, math.nan, 5.0]), num_action_tokens=4, dp_size=1, mask_N=torch.tensor([True, False, True])
+def test_flash_reinforce_end_to_end():
+    current = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True)
+    rollouts = [0, 0, 1, 1]
+    weights = weights_of(
+        [-1.0] * 4, [-4.0, -1.0, -1.0, -1.0], rollouts, mode="truncate", gate="binary_kl", gate_high=0.003
     )
-    assert loss.item() == 2.0
+    inputs = inputs_of(current, current.detach(), [0.5, 0.5, -0.5, -0.5], correction_N=weights, rows=rollouts)
+    loss, _ = policy_loss(inputs, settings=settings_of(loss="policy_gradient"), kl_coef=0.0)
+    weighted_sum(loss, f64([0.25] * 4), dp_size=1).backward()  # 1 / (B T): rejection shrinks neither
+    assert current.grad is not None
+    assert current.grad.tolist() == [0.0, 0.0, 0.125, 0.125]
 
 
 def test_rejected_tokens_stay_in_the_denominator():
-    settings = settings_of(correction="icepop", correction_low=0.7, correction_high=5.0)
-    loss, sums = policy_loss(f64(OLD), f64(OLD), f64(BEHAVIOUR), f64([1.0] * 5), settings=settings)
-    assert sums["correction_filtered"].item() == 1
-    mean = window_token_mean(loss, num_action_tokens=5, dp_size=1)
-    assert mean.item() == pytest.approx(-sum(RHO[:4]) / 5, abs=1e-6)
+    weights = weights_of(OLD, BEHAVIOUR, ROWS, mode="mask", low=0.7, high=5.0)
+    loss, _ = policy_loss(inputs_of(OLD, OLD, [1.0] * 5, correction_N=weights), settings=settings_of(), kl_coef=0.0)
+    assert weighted_sum(loss, f64([0.2] * 5), dp_size=1).item() == pytest.approx(-sum(RHO[:4]) / 5, abs=1e-6)
 
 
-def test_a_window_without_actions_has_loss_and_gradient_zero():
-    current = f64([-1.0, -2.0], grad=True)
-    keep = torch.tensor([False, False])
-    loss = window_token_mean(current * 3.0, num_action_tokens=0, dp_size=2, mask_N=keep)
-    assert loss.item() == 0.0
-    assert gradient(loss, current).tolist() == [0.0, 0.0]
+# Entropy
 
 
-def test_an_empty_microbatch_has_loss_zero():
-    empty = f64([], grad=True)
-    loss, sums = policy_loss(empty, empty.detach(), f64([]), f64([]), settings=settings_of(correction="tis"))
-    scalar = window_token_mean(loss, num_action_tokens=7, dp_size=2)
-    assert scalar.item() == 0.0
-    assert gradient(scalar, empty).shape == (0,)
+def test_the_entropy_is_taken_from_the_loss_uncorrected():
+    entropy = f64(ENTROPY, grad=True)
+    inputs = inputs_of(CURRENT, OLD, ADVANTAGES, correction_N=f64([0.0] * 5), entropy_N=entropy)
+    loss, sums = policy_loss(inputs, settings=settings_of(entropy_coef=0.1), kl_coef=0.0)
+    assert loss.tolist() == pytest.approx([-0.05, -0.1, -0.025, 0.0, -0.2])
+    assert gradient(loss.sum(), entropy).tolist() == [-0.1] * 5
+    assert sums["entropy_mean"].item() == 3.75
+
+
+def test_an_entropy_that_counts_nothing_is_only_reported():
+    inputs = inputs_of(CURRENT, OLD, ADVANTAGES, entropy_N=f64(ENTROPY))
+    loss, sums = policy_loss(inputs, settings=settings_of(), kl_coef=0.0)
+    assert loss.tolist() == pytest.approx(PPO_LOSS, abs=1e-6)
+    assert sums["entropy_mean"].item() == 3.75
+
+
+def test_an_entropy_bonus_without_entropies_is_refused():
+    with pytest.raises(ValueError, match="entropy_coef"):
+        policy_loss(inputs_of(CURRENT, OLD, ADVANTAGES), settings=settings_of(entropy_coef=0.1), kl_coef=0.0)
+
+
+# Divergence
+
+
+def test_the_divergence_is_k2_weighted_by_current_over_behaviour():
+    current = f64(CURRENT, grad=True)
+    inputs = inputs_of(current, OLD, [0.0] * 5, correction_N=f64(RHO), reference_N=f64(REFERENCE))
+    loss, sums = policy_loss(inputs, settings=settings_of(kl_placement="loss"), kl_coef=0.5)
+    weight = [w * math.exp(now - old) for w, now, old in zip(RHO, CURRENT, OLD, strict=True)]
+    gap = [now - reference for now, reference in zip(CURRENT, REFERENCE, strict=True)]  # .1, -1, 0, 1, -.2
+    assert loss.tolist() == pytest.approx([0.5 * w * d * d / 2 for w, d in zip(weight, gap, strict=True)])
+    # the weight is a constant: only k2 has a gradient
+    expected = [0.5 * w * d for w, d in zip(weight, gap, strict=True)]
+    assert gradient(loss.sum(), current).tolist() == pytest.approx(expected)
+    assert sums["kl_mean"].item() == pytest.approx(sum(gap))
+    assert sums["kl_k3_mean"].item() == pytest.approx(sum(math.exp(-d) - 1 + d for d in gap))
+
+
+def test_the_divergence_equals_finite_differences_with_its_weight_held():
+    current = f64(CURRENT, grad=True)
+    inputs = inputs_of(current, OLD, [0.0] * 5, correction_N=f64(RHO), reference_N=f64(REFERENCE))
+    loss, _ = policy_loss(inputs, settings=settings_of(), kl_coef=0.5)
+
+    def objective(x):
+        total = 0.0
+        for now, start, old, w, reference in zip(x, CURRENT, OLD, RHO, REFERENCE, strict=True):
+            total += 0.5 * w * math.exp(start - old) * (now - reference) ** 2 / 2
+        return total
+
+    assert gradient(loss.sum(), current).tolist() == pytest.approx(slope(objective, CURRENT), abs=1e-8)
+
+
+@pytest.mark.parametrize("placement", ["reward", "loss"])
+def test_a_divergence_in_the_reward_or_of_no_weight_is_only_reported(placement):
+    inputs = inputs_of(CURRENT, OLD, ADVANTAGES, reference_N=f64(REFERENCE))
+    coef = 0.5 if placement == "reward" else 0.0
+    loss, sums = policy_loss(inputs, settings=settings_of(kl_placement=placement), kl_coef=coef)
+    assert loss.tolist() == pytest.approx(PPO_LOSS, abs=1e-6)
+    assert sums["kl_mean"].item() == pytest.approx(0.1 - 1.0 + 0.0 + 1.0 - 0.2)
+
+
+def test_a_divergence_in_the_loss_without_a_reference_is_refused():
+    with pytest.raises(ValueError, match="kl_coef"):
+        policy_loss(inputs_of(CURRENT, OLD, ADVANTAGES), settings=settings_of(), kl_coef=0.1)
+
+
+# All surrogates
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+@settings(derandomize=True, deadline=None)
+@given(
+    columns=columns_of(logprobs, logprobs, advantages, rows, st.floats(0.0, 2.0), logprobs, st.floats(0.0, 3.0)),
+    kl=st.sampled_from([0.0, 0.1]),
+    bonus=st.sampled_from([0.0, 0.02]),
+)
+def test_the_loss_is_the_sum_of_its_three_parts(name, columns, kl, bonus):
+    current, old, A, rows, weights, reference, entropy = columns
+    inputs = inputs_of(
+        current, old, A, rows=rows, correction_N=f64(weights), reference_N=f64(reference), entropy_N=f64(entropy)
+    )
+    choice = settings_of(loss=name, entropy_coef=bonus)
+    loss, sums = policy_loss(inputs, settings=choice, kl_coef=kl)
+    surrogate = SURROGATES[name](inputs, choice)[0].tolist()
+    for i, total in enumerate(loss.tolist()):
+        k2 = (current[i] - reference[i]) ** 2 / 2
+        expected = weights[i] * surrogate[i] - bonus * entropy[i]
+        expected += kl * weights[i] * math.exp(current[i] - old[i]) * k2
+        assert total == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    assert not any(value.requires_grad for value in sums.values())
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
+def test_garbage_in_one_row_changes_no_bit_of_another(name, garbage):
+    def run(tail):
+        columns = [[*column, *tail] for column in (CURRENT, OLD, ADVANTAGES, RHO, REFERENCE, ENTROPY)]
+        current = f64(columns[0], grad=True)
+        weights, reference, entropy = map(f64, columns[3:])
+        inputs = inputs_of(
+            current,
+            *columns[1:3],
+            rows=ROWS + [2] * len(tail),
+            correction_N=weights,
+            reference_N=reference,
+            entropy_N=entropy,
+        )
+        loss, _ = policy_loss(inputs, settings=settings_of(loss=name, entropy_coef=0.1), kl_coef=0.1)
+        return loss[:5], gradient(loss[:5].sum(), current)[:5]
+
+    (loss, slopes), (beside, slopes_beside) = run([]), run([garbage, garbage])
+    assert torch.equal(loss, beside)
+    assert torch.equal(slopes, slopes_beside)
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_an_empty_microbatch_has_loss_zero_and_takes_part_in_the_backward_pass(name):
+    current = f64([], grad=True)
+    empty = f64([])
+    inputs = inputs_of(current, empty, empty, reference_N=empty, entropy_N=empty)
+    loss, sums = policy_loss(inputs, settings=settings_of(loss=name, entropy_coef=0.1), kl_coef=0.1)
+    total = weighted_sum(loss, empty, dp_size=2)
+    assert total.item() == 0.0
+    assert gradient(total, current).shape == (0,)
     assert all(value.item() == 0.0 for value in sums.values())

@@ -57,6 +57,15 @@ def test_a_group_left_with_one_is_dropped_only_where_the_estimator_compares(make
     assert alone.dropped == {"failed": 1}
 
 
+def test_or_it_is_kept_where_singletons_are(make_group):
+    lonely = make_group("lonely", (1.0, [SEGMENT]), (None, [], "failed"))
+    kept = usable([lonely], estimator_needs_group=True, on_failed="drop", singleton="keep")
+    assert rewards(kept) == [[1.0]]
+    assert kept.dropped == {"failed": 1}
+    empty = usable([make_group("g", (None, [], "failed"))], estimator_needs_group=True, on_failed="drop")
+    assert empty.kept == []
+
+
 def test_a_rollout_without_actions_stays_in_its_groups_baseline(make_group):
     group = make_group("g", (1.0, [SEGMENT]), (0.0, []))
     result = usable([group], estimator_needs_group=True, on_failed="drop")

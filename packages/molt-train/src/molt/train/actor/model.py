@@ -1,5 +1,6 @@
 """The policy on this rank: AutoModel's own model class, sharded by FSDP2 over all ranks."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from nemo_automodel.components.distributed.mesh import ParallelismSizes
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from molt.train.actor.cpu_build import cpu_build
+from molt.train.actor.offload import fsdp_policy
 from molt.train.config import ActorConfig
 
 
@@ -27,6 +29,12 @@ class Policy:
         """Ranks that share the data; FSDP averages gradients over them."""
         return torch.distributed.get_world_size()
 
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Forward passes run inside it: FSDP casts on several ranks, but a single rank is not wrapped."""
+        if self.compute_dtype == torch.float32 or self.dp_size > 1:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute_dtype)
+
 
 def load_policy(path: str, settings: ActorConfig) -> Policy:
     """Load the Hugging Face checkpoint at `path`, float32 master weights, forward pass in `settings.dtype`.
@@ -39,7 +47,11 @@ def load_policy(path: str, settings: ActorConfig) -> Policy:
     )
     with cpu_build():
         setup = DistributedSetup.build(
-            FSDP2Config(mp_policy=precision, activation_checkpointing=settings.activation_checkpointing),
+            FSDP2Config(
+                mp_policy=precision,
+                offload_policy=fsdp_policy(settings.offload),
+                activation_checkpointing=settings.activation_checkpointing,
+            ),
             ParallelismSizes(),
             activation_checkpointing=settings.activation_checkpointing,
         )

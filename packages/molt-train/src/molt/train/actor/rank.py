@@ -1,22 +1,40 @@
-"""The process of one rank: what its Ray actor can be asked to do."""
+"""The processes of one rank: what their Ray actors can be asked to do. Every method is called on all ranks together."""
 
-from collections.abc import Sequence
+# Shapes: N action tokens of a microbatch.
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+import numpy as np
 import torch
 
 from molt.train.actor import checkpoint
 from molt.train.actor.batch import Batch, collate
-from molt.train.actor.model import load_policy
+from molt.train.actor.critic import Critic
+from molt.train.actor.frozen import load_frozen
+from molt.train.actor.head import action_logprobs
+from molt.train.actor.memory import PeakMeter, shape_of
+from molt.train.actor.memory_plan import ModelShape, Role
+from molt.train.actor.model import Policy, load_policy
+from molt.train.actor.offload import backend, offload_states
 from molt.train.actor.optimizer import make_optimizer, make_schedule
+from molt.train.actor.policy_update import report, update_policy
 from molt.train.actor.setup import RankSetup
-from molt.train.actor.step import Objective, Share, Trainer, update
+from molt.train.actor.step import Share, Trainer, optimise
+from molt.train.actor.value_model import load_value_model
+from molt.train.actor.warmup import observe_policy
+from molt.train.config import OptimizerConfig
 from molt.train.experience import PayloadStore
-from molt.train.loss import policy_loss
-from molt.train.records.window import Microbatch, RankWindow, StepReport
+from molt.train.records.window import Microbatch, RankWindow, Scores, StepReport
 from molt.train.refit.sender import SyncClient, Transfer, WeightSender, make_sender
+from molt.train.window import layout_of
+
+Pass = Callable[[Batch], torch.Tensor]
+"""A forward pass without gradient: a microbatch -> a number for each of its action tokens, [N]."""
 
 
 class VersionedClient(SyncClient, Protocol):
@@ -25,54 +43,135 @@ class VersionedClient(SyncClient, Protocol):
     version: int
 
 
-class ActorRank:
-    """One rank of the trained policy. Every method is called on all ranks together."""
+class _Rank(ABC):
+    """What the ranks of the actor and those of a critic of its own have in common."""
 
     def __init__(self, setup: RankSetup, store: PayloadStore):
         self._setup, self._store = setup, store
-        self._sender: WeightSender | None = None
+        self._critic: Critic | None = None
+        self._passes: dict[str, Pass] = {}
+        """By the field of `Scores` that each fills."""
 
-    def start(self, rendezvous: str) -> int:
-        """Join the process group at `rendezvous` (`tcp://host:port`) and load the policy. Returns its parameters."""
+    def start(self, rendezvous: str) -> dict[Role, ModelShape]:
+        """Join the process group at `rendezvous` (`tcp://host:port`), and load. Returns the shape of what is loaded."""
         setup = self._setup
         torch.set_num_threads(1)  # ranks, engines and gateway share the cores; more threads spin against each other
         torch.manual_seed(setup.seed)
         torch.distributed.init_process_group(
-            "nccl" if torch.cuda.is_available() else "gloo",
+            backend(setup.actor.offload, has_cuda=torch.cuda.is_available()),
             init_method=rendezvous,
             rank=setup.rank,
             world_size=setup.world_size,
             timeout=timedelta(seconds=setup.collective_timeout_s),
         )
-        policy = load_policy(setup.model_path, setup.actor)
-        optimizer = make_optimizer(policy.model, setup.actor.optimizer)
-        self._trainer = Trainer(
+        self._meter = PeakMeter()
+        shapes: dict[Role, ModelShape] = {role: shape_of(policy.model) for role, policy in self._load().items()}
+        torch.manual_seed(setup.seed + setup.rank)  # what is dropped out differs between ranks
+        return shapes
+
+    def peak_bytes(self) -> int:
+        """The most memory that this rank has held."""
+        return self._meter.peak_bytes()
+
+    def score(self, window: RankWindow) -> list[Scores]:
+        """What the algorithm needs of each row of `window` before its advantages, microbatch by microbatch."""
+        rows: list[Scores] = []
+        for microbatch in window.microbatches:
+            batch = self._collate(microbatch)
+            rows += _by_row({name: forward(batch) for name, forward in self._passes.items()}, microbatch)
+        return rows
+
+    @abstractmethod
+    def _load(self) -> Mapping[Role, Policy]:
+        """Load the models, and settle what `score` computes with them."""
+
+    def _load_critic(self) -> Policy:
+        setup = self._setup
+        model = load_value_model(setup.critic_path, setup.actor)
+        trainer = self._make_trainer(model, setup.critic.optimizer, num_steps=setup.num_steps)
+        self._critic = Critic(trainer, value_clip=setup.critic.value_clip)
+        self._passes["values"] = self._critic.values
+        return model
+
+    def _make_trainer(self, policy: Policy, settings: OptimizerConfig, *, num_steps: int) -> Trainer:
+        optimizer = make_optimizer(policy.model, settings)
+        if self._setup.actor.offload == "optimizer":
+            offload_states(optimizer)
+        return Trainer(
             policy=policy,
             optimizer=optimizer,
-            schedule=make_schedule(optimizer, setup.actor.optimizer, num_steps=setup.num_steps),
-            max_grad_norm=setup.actor.optimizer.max_grad_norm,
-            temperature=setup.temperature,
+            schedule=make_schedule(optimizer, settings, num_steps=num_steps),
+            max_grad_norm=settings.max_grad_norm,
+            temperature=self._setup.temperature,
+            logprob_chunk=self._setup.actor.logprob_chunk,
         )
-        return sum(p.numel() for p in policy.model.parameters())
 
-    def train(self, windows: Sequence[RankWindow], *, step: int) -> StepReport:
-        """One policy update on this rank's share of the window: an optimizer step for each of `windows`."""
-        return self._update(windows, step, self._policy_objective)
+    def _shares(self, windows: Sequence[RankWindow]) -> list[Share]:
+        return [
+            Share(
+                [self._collate(microbatch) for microbatch in window.microbatches],
+                window.num_action_tokens,
+                window.num_rollouts,
+            )
+            for window in windows
+        ]
+
+    def _collate(self, microbatch: Microbatch) -> Batch:
+        rows = [(self._store.get(row.experience.payload), row) for row in microbatch.rows]
+        return collate(rows, device=self._device, layout=layout_of(self._setup.actor))
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+class ActorRank(_Rank):
+    """One rank of the trained policy, with the frozen policies and a colocated critic."""
+
+    def __init__(self, setup: RankSetup, store: PayloadStore):
+        super().__init__(setup, store)
+        self._sender: WeightSender | None = None
+
+    def train(self, windows: Sequence[RankWindow], *, step: int, kl_coef: float) -> StepReport:
+        """One update on this rank's share of the window: an optimizer step for each of `windows`.
+
+        While the critic warms up the policy stays as it is, and the learning rate that is reported is 0.
+        """
+        setup, shares = self._setup, self._shares(windows)
+        if step <= setup.num_warmup_updates:
+            done = observe_policy(self._trainer, shares, step=step)
+        else:
+            done = update_policy(self._trainer, shares, step=step, algorithm=setup.algorithm, kl_coef=kl_coef)
+        if self._critic is None:
+            return done
+        return msgspec.structs.replace(done, metrics=done.metrics | self._critic.update(shares, step=step))
 
     def train_supervised(self, windows: Sequence[RankWindow], *, step: int) -> StepReport:
         """Maximum likelihood of the action tokens: an optimizer step for each of `windows`."""
-        return self._update(windows, step, _negative_log_likelihood)
 
-    def save(self, folder: str, *, step: int) -> None:
-        """Write a checkpoint after update `step`."""
-        checkpoint.save(self._trainer, Path(folder), step=step, source=self._setup.model_path)
+        def negative_log_likelihood(
+            batch: Batch, share: int, position: int
+        ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            del share, position
+            return -self._logprobs(self._trainer.policy, batch), {}
+
+        totals = optimise(self._trainer, self._shares(windows), step=step, loss_of=negative_log_likelihood)
+        return report(totals, step=step, num_action_tokens=sum(window.num_action_tokens for window in windows))
+
+    def save(self, folder: str, *, step: int, progress: Mapping[str, Any]) -> None:
+        """Write a checkpoint after update `step`, with what the controller wants back of its own."""
+        checkpoint.save(self._trainer, Path(folder), step=step, progress=progress, source=self._setup.model_path)
+        if self._critic is not None:
+            checkpoint.save_critic(self._critic.trainer, Path(folder), step=step)
 
     def export(self, folder: str) -> None:
         """Write the weights as a Hugging Face folder."""
         checkpoint.export(self._trainer, Path(folder), source=self._setup.model_path)
 
-    def load(self, folder: str) -> int:
-        """Resume from a checkpoint; returns its step."""
+    def load(self, folder: str) -> tuple[int, dict[str, Any]]:
+        """Resume from a checkpoint; returns its step, and what the controller gave with it."""
+        if self._critic is not None:
+            checkpoint.load_critic(self._critic.trainer, Path(folder))
         return checkpoint.load(self._trainer, Path(folder))
 
     def connect(self, init: dict[str, Any], client: VersionedClient, *, transfer: Transfer) -> None:
@@ -91,25 +190,66 @@ class ActorRank:
         self._client.version = version
         self._sender.send_weights()
 
-    def _update(self, windows: Sequence[RankWindow], step: int, objective: Objective) -> StepReport:
-        shares = [
-            Share([self._reload(microbatch) for microbatch in window.microbatches], window.num_action_tokens)
-            for window in windows
-        ]
-        return update(self._trainer, shares, step=step, objective=objective)
+    def _load(self) -> Mapping[Role, Policy]:
+        setup = self._setup
+        policy = load_policy(setup.model_path, setup.actor)
+        self._trainer = self._make_trainer(policy, setup.actor.optimizer, num_steps=setup.num_policy_steps)
+        models: dict[Role, Policy] = {"policy": policy}
+        if setup.reference_path is not None:
+            models["reference"] = load_frozen(setup.reference_path, setup.actor)
+        if setup.teacher_path is not None:
+            models["teacher"] = load_frozen(setup.teacher_path, setup.actor)
+        fields = {"old": policy} if setup.needs_old else {}
+        fields |= {role: model for role, model in models.items() if role != "policy"}
+        self._passes = {field: self._frozen_pass(model) for field, model in fields.items()}
+        if setup.has_critic and setup.critic.placement == "colocated":
+            models["critic"] = self._load_critic()
+        return models
 
-    def _reload(self, microbatch: Microbatch) -> Batch:
-        rows = [(self._store.get(row.experience.payload), row.advantages) for row in microbatch.rows]
-        return collate(rows, device=self._trainer.policy.device)
+    def _frozen_pass(self, policy: Policy) -> Pass:
+        def logprobs(batch: Batch) -> torch.Tensor:
+            with torch.no_grad():
+                return self._logprobs(policy, batch)
 
-    def _policy_objective(
-        self, current_N: torch.Tensor, old_N: torch.Tensor, batch: Batch
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        return policy_loss(current_N, old_N, batch.behaviour_N, batch.advantages_N, settings=self._setup.algorithm)
+        return logprobs
+
+    def _logprobs(self, policy: Policy, batch: Batch) -> torch.Tensor:
+        logprobs_N, _ = action_logprobs(
+            policy,
+            batch,
+            temperature=self._setup.temperature,
+            chunk_size=self._setup.actor.logprob_chunk,
+            with_entropy=False,
+        )
+        return logprobs_N
 
 
-def _negative_log_likelihood(
-    current_N: torch.Tensor, old_N: torch.Tensor, batch: Batch
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    del old_N, batch  # every action token counts alike
-    return -current_N, {}
+class CriticRank(_Rank):
+    """One rank of a critic that has ranks of its own."""
+
+    def train(self, windows: Sequence[RankWindow], *, step: int) -> dict[str, float]:
+        """One update of the critic; returns its metrics."""
+        return self._only.update(self._shares(windows), step=step)
+
+    def save(self, folder: str, *, step: int) -> None:
+        """Write the critic's part of the checkpoint after update `step`."""
+        checkpoint.save_critic(self._only.trainer, Path(folder), step=step)
+
+    def load(self, folder: str) -> None:
+        """Resume from a checkpoint."""
+        checkpoint.load_critic(self._only.trainer, Path(folder))
+
+    def _load(self) -> Mapping[Role, Policy]:
+        return {"critic": self._load_critic()}
+
+    @property
+    def _only(self) -> Critic:
+        assert self._critic is not None
+        return self._critic
+
+
+def _by_row(columns: Mapping[str, torch.Tensor], microbatch: Microbatch) -> list[Scores]:
+    """Each column [N], which runs row by row, cut at the ends of the rows."""
+    ends = np.cumsum([row.experience.num_actions for row in microbatch.rows])[:-1]
+    parts = {name: np.split(values_N.float().cpu().numpy(), ends) for name, values_N in columns.items()}
+    return [Scores(**{name: part[i] for name, part in parts.items()}) for i in range(len(microbatch.rows))]

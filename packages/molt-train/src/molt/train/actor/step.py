@@ -1,8 +1,7 @@
-"""One update: forward and backward over a rank's microbatches, one optimizer step over all ranks."""
+"""Optimizer steps: forward and backward over a rank's microbatches, one step over all ranks, nothing non-finite kept."""
 
-# Shapes: B rows, T tokens, V vocabulary, N action tokens of a microbatch.
+# Shapes: N action tokens of a microbatch.
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,12 +14,15 @@ from nemo_automodel.components.training.utils import scale_grads_and_clip_grad_n
 from molt.train.actor.batch import Batch
 from molt.train.actor.model import Policy
 from molt.train.errors import ActorError
-from molt.train.loss.logprob import gather_logprobs
-from molt.train.loss.reduce import window_token_mean
-from molt.train.records.window import StepReport
+from molt.train.loss.reduce import weighted_sum
 
-Objective = Callable[[torch.Tensor, torch.Tensor, Batch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
-"""(current log-probs [N] with gradient, old log-probs [N], batch) -> (loss [N], sums over N to report as means)."""
+LossOf = Callable[[Batch, int, int], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+"""(microbatch, index of its share, index in its share) -> (loss [N] with gradient, sums over N to report as means).
+
+A name that ends in `_max` is a maximum instead."""
+
+_MAX_NAMED = 8
+"""Rollouts that an error names."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Share:
 
     batches: Sequence[Batch]
     num_action_tokens: int
-    """Of the whole step, over all ranks: the one denominator of the token mean."""
+    """Of the whole step, over all ranks."""
+    num_rollouts: int
+    """That `Batch.rollout_N` numbers, over all ranks and steps of the window."""
 
 
 @dataclass
@@ -41,78 +45,111 @@ class Trainer:
     schedule: torch.optim.lr_scheduler.LRScheduler
     max_grad_norm: float
     temperature: float
+    logprob_chunk: int = 1024
+    """Action tokens whose logits exist at a time."""
 
 
-def update(trainer: Trainer, shares: Sequence[Share], *, step: int, objective: Objective) -> StepReport:
-    """Make one optimizer step for each of `shares`, which together are one window. All ranks call this alike.
+class Totals:
+    """What the steps of an update add up to, over the ranks."""
 
-    The old log-probs are those of the weights before the first of the steps. Raises ActorError when a loss or a
-    gradient is not finite; the optimizer step concerned is not made. A step without action tokens is not made either:
-    AdamW would move the weights all the same.
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._local: dict[str, torch.Tensor] = {}
+        self._sums: Counter[str] = Counter()
+        self._maxima: dict[str, float] = {}
+        self.losses: list[float] = []
+        """One a step."""
+        self.grad_norms: list[float] = []
+        self.lr = 0.0
+        """Of the last step."""
+
+    def add(self, sums: dict[str, torch.Tensor]) -> None:
+        """Count a microbatch of this rank."""
+        for name, value in sums.items():
+            known = self._local.get(name, torch.zeros((), device=self._device))
+            wide = value.detach().float()
+            self._local[name] = torch.maximum(known, wide) if name.endswith("_max") else known + wide
+
+    def all_reduce(self) -> None:
+        """Take together what the ranks have counted since the last time."""
+        for is_maximum, operation in ((False, torch.distributed.ReduceOp.SUM), (True, torch.distributed.ReduceOp.MAX)):
+            names = sorted(name for name in self._local if name.endswith("_max") == is_maximum)
+            if not names:
+                continue
+            packed = torch.stack([self._local[name] for name in names])
+            torch.distributed.all_reduce(packed, op=operation)
+            found = dict(zip(names, packed.tolist(), strict=True))
+            if is_maximum:
+                for name, value in found.items():
+                    self._maxima[name] = max(float(value), self._maxima.get(name, -math.inf))
+            else:
+                self._sums.update(found)
+        self._local.clear()
+
+    def take(self, name: str) -> float:
+        """A sum over all ranks so far, which is not among the means then."""
+        return self._sums.pop(name, 0.0)
+
+    def means(self, num_action_tokens: int) -> dict[str, float]:
+        """Sums over so many action tokens, and maxima as they are."""
+        return {name: value / max(1, num_action_tokens) for name, value in self._sums.items()} | self._maxima
+
+
+def optimise(trainer: Trainer, shares: Sequence[Share], *, step: int, loss_of: LossOf) -> Totals:
+    """Make one optimizer step for each of `shares`. All ranks call this alike.
+
+    A step without action tokens is not made: AdamW would move the weights all the same.
+
+    Raises:
+        ActorError: A loss or a gradient is not finite. It names the rollouts; that optimizer step is not made.
     """
-    shares = [share for share in shares if share.num_action_tokens]
-    totals = _Totals(trainer.policy.device)
-    olds = [_old_logprobs(trainer, share) if len(shares) > 1 else None for share in shares]
-    for share, old in zip(shares, olds, strict=True):
-        _optimizer_step(trainer, share, old, totals, objective=objective, step=step)
-    return totals.report(step=step, num_action_tokens=sum(share.num_action_tokens for share in shares))
+    totals = Totals(trainer.policy.device)
+    for index, share in enumerate(shares):
+        if share.num_action_tokens:
+            _optimizer_step(trainer, share, index, totals, loss_of=loss_of, step=step)
+    return totals
 
 
-def _old_logprobs(trainer: Trainer, share: Share) -> list[torch.Tensor]:
-    with torch.no_grad():
-        return [action_logprobs(trainer, batch) for batch in share.batches]
-
-
-def _optimizer_step(
-    trainer: Trainer,
-    share: Share,
-    old: list[torch.Tensor] | None,
-    totals: "_Totals",
-    *,
-    objective: Objective,
-    step: int,
-) -> None:
+def _optimizer_step(trainer: Trainer, share: Share, index: int, totals: Totals, *, loss_of: LossOf, step: int) -> None:
     trainer.optimizer.zero_grad(set_to_none=True)
-    dp_size = trainer.policy.dp_size
-    for index, batch in enumerate(share.batches):
-        current_N = action_logprobs(trainer, batch)
-        # With a single step a window the policy before it is the one of this very pass.
-        old_N = current_N.detach() if old is None else old[index]
-        loss_N, sums = objective(current_N, old_N, batch)
-        loss = window_token_mean(loss_N, num_action_tokens=share.num_action_tokens, dp_size=dp_size)
-        loss.backward()
-        totals.add(loss_N.detach(), old_N, batch, sums)
-    grad_norm = _clip(trainer)
+    blamed: list[str] = []
+    for position, batch in enumerate(share.batches):
+        loss_N = _backward(trainer, batch, loss_of=lambda b, at=position: loss_of(b, index, at), totals=totals)
+        blamed += _rollouts_of(batch, ~torch.isfinite(loss_N))
+    grad_norm = clip(trainer)
     totals.all_reduce()
-    if not math.isfinite(grad_norm) or not math.isfinite(totals.loss_sum):
-        raise ActorError(
-            f"update {step}: gradient norm {grad_norm}, loss sum {totals.loss_sum}: not finite, not applied"
-        )
+    loss = totals.take("loss")
+    if not math.isfinite(loss):
+        _refuse(f"update {step}: the loss is {loss}", blamed)
+    if not math.isfinite(grad_norm):
+        blamed = _blame(trainer, share, lambda batch, at: loss_of(batch, index, at))
+        _refuse(f"update {step}: the gradient norm is {grad_norm}", blamed)
+    totals.losses.append(loss)
     totals.grad_norms.append(grad_norm)
     totals.lr = trainer.optimizer.param_groups[0]["lr"]
     trainer.optimizer.step()
     trainer.schedule.step()
 
 
-def action_logprobs(trainer: Trainer, batch: Batch) -> torch.Tensor:
-    """Log-prob of every action token of `batch` under the current weights, float32 [N]."""
-    with _compute_dtype(trainer.policy):
-        logits_BTV = trainer.policy.model(
-            input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT, use_cache=False
-        ).logits
-    logits_NV = logits_BTV[batch.predicts_action_BT]
-    # An inert row has no action, but an empty selection still is part of the graph: every rank runs the same backward.
-    return gather_logprobs(logits_NV, batch.targets_N, temperature=trainer.temperature)
+def _backward(
+    trainer: Trainer,
+    batch: Batch,
+    *,
+    loss_of: Callable[[Batch], tuple[torch.Tensor, dict[str, torch.Tensor]]],
+    totals: Totals,
+) -> torch.Tensor:
+    loss_N, sums = loss_of(batch)
+    weighted_sum(loss_N, batch.weights_N, dp_size=trainer.policy.dp_size).backward()
+    totals.add({"loss": (loss_N.detach() * batch.weights_N).sum(), **sums})
+    return loss_N.detach()
 
 
-def _compute_dtype(policy: Policy) -> contextlib.AbstractContextManager[object]:
-    """FSDP casts on more than one rank; a single rank is not wrapped, so autocast does it there."""
-    if policy.compute_dtype == torch.float32 or policy.dp_size > 1:
-        return contextlib.nullcontext()
-    return torch.autocast(policy.device.type, dtype=policy.compute_dtype)
+def clip(trainer: Trainer) -> float:
+    """Make the gradients of all ranks those of the window, and scale them down to `max_grad_norm`.
 
-
-def _clip(trainer: Trainer) -> float:
+    Returns:
+        Their norm before that.
+    """
     mesh, models = trainer.policy.mesh, [trainer.policy.model]
     synchronize_tp_replica_gradients(models, mesh.device_mesh)
     norm = scale_grads_and_clip_grad_norm(
@@ -126,48 +163,29 @@ def _clip(trainer: Trainer) -> float:
     return float(norm)
 
 
-class _Totals:
-    """Sums over the window's action tokens, of all ranks once a step is reduced."""
+def _rollouts_of(batch: Batch, is_bad_N: torch.Tensor) -> list[str]:
+    rows = torch.unique(batch.sequence_N[is_bad_N]).tolist()
+    return [batch.rollout_ids[row] for row in rows]
 
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._local: dict[str, torch.Tensor] = {}
-        self._gap_max = torch.zeros((), device=device)
-        self._sums: Counter[str] = Counter()
-        self.grad_norms: list[float] = []
-        self.lr = 0.0
 
-    def add(self, loss_N: torch.Tensor, old_N: torch.Tensor, batch: Batch, sums: dict[str, torch.Tensor]) -> None:
-        """Count a microbatch of this rank."""
-        gap_N = (old_N - batch.behaviour_N).abs()
-        parts = {"loss": loss_N.sum(), "logprob_gap": gap_N.sum(), "logprob_mean": old_N.sum(), **sums}
-        for name, value in parts.items():
-            self._local[name] = self._local.get(name, torch.zeros((), device=self._device)) + value.detach()
-        if gap_N.numel():
-            self._gap_max = torch.maximum(self._gap_max, gap_N.max())
+def _blame(
+    trainer: Trainer, share: Share, loss_of: Callable[[Batch, int], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+) -> list[str]:
+    """This rank's rollouts of the microbatches whose gradient alone is not finite: one more pass, on the way out."""
+    blamed: list[str] = []
+    for position, batch in enumerate(share.batches):
+        trainer.optimizer.zero_grad(set_to_none=True)
+        loss_N, _ = loss_of(batch, position)
+        weighted_sum(loss_N, batch.weights_N, dp_size=trainer.policy.dp_size).backward()
+        if not math.isfinite(clip(trainer)):
+            blamed += batch.rollout_ids
+    return blamed
 
-    def all_reduce(self) -> None:
-        """Add up what the ranks have counted since the last time."""
-        names = sorted(self._local)
-        packed = torch.stack([self._local[name].float() for name in names])
-        torch.distributed.all_reduce(packed)
-        torch.distributed.all_reduce(self._gap_max, op=torch.distributed.ReduceOp.MAX)
-        self._sums.update(dict(zip(names, packed.tolist(), strict=True)))
-        self._local.clear()
 
-    @property
-    def loss_sum(self) -> float:
-        return self._sums["loss"]
-
-    def report(self, *, step: int, num_action_tokens: int) -> StepReport:
-        """Means over the window; the gradient norm is the mean over its optimizer steps."""
-        means = {name: value / max(1, num_action_tokens) for name, value in self._sums.items()}
-        return StepReport(
-            step=step,
-            loss=means.pop("loss", 0.0),
-            grad_norm=sum(self.grad_norms) / max(1, len(self.grad_norms)),
-            lr=self.lr,
-            logprob_gap_mean=means.pop("logprob_gap", 0.0),
-            logprob_gap_max=float(self._gap_max),
-            metrics=means,
-        )
+def _refuse(what: str, blamed: Sequence[str]) -> None:
+    """Raise the same error on all ranks."""
+    everyone: list[list[str]] = [[] for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather_object(everyone, list(blamed))
+    names = sorted({name for names in everyone for name in names})
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    raise ActorError(f"{what}: not applied. Of rollouts {', '.join(names[:_MAX_NAMED])}{more}")

@@ -1,19 +1,28 @@
 """Typed configuration: one frozen struct an owner, read from TOML with dotted overrides."""
 
-from molt.train.config.checks import GROUP_ESTIMATORS, check
+from molt.train.config.algorithm import (
+    ESTIMATORS,
+    GROUP_ESTIMATORS,
+    AlgorithmConfig,
+    CorrectionRule,
+    CriticConfig,
+    RewardConfig,
+    compares_groups,
+)
+from molt.train.config.checks import check
 from molt.train.config.folders import cache_folder
 from molt.train.config.load import known_keys, load_config, to_toml
+from molt.train.config.optimizer import OptimizerConfig
+from molt.train.config.presets import correction_rule
 from molt.train.config.sections import (
     ActorConfig,
     AgentConfig,
-    AlgorithmConfig,
     ClusterConfig,
     Config,
     DataConfig,
     EngineConfig,
     GatewayConfig,
     ModelConfig,
-    OptimizerConfig,
     PoolConfig,
     RolloutConfig,
     RunConfig,
@@ -23,18 +32,22 @@ from molt.train.config.sections import (
 )
 
 __all__ = [
+    "ESTIMATORS",
     "GROUP_ESTIMATORS",
     "ActorConfig",
     "AgentConfig",
     "AlgorithmConfig",
     "ClusterConfig",
     "Config",
+    "CorrectionRule",
+    "CriticConfig",
     "DataConfig",
     "EngineConfig",
     "GatewayConfig",
     "ModelConfig",
     "OptimizerConfig",
     "PoolConfig",
+    "RewardConfig",
     "RolloutConfig",
     "RunConfig",
     "ServerConfig",
@@ -42,6 +55,8 @@ __all__ = [
     "TrainConfig",
     "cache_folder",
     "check",
+    "compares_groups",
+    "correction_rule",
     "known_keys",
     "load_config",
     "to_toml",

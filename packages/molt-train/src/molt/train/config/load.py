@@ -8,21 +8,24 @@ from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 
+from molt.train.config.presets import expand_preset
 from molt.train.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 def load_config(path: Path | None, overrides: Sequence[str], schema: type[T]) -> T:
-    """Read `path` (TOML), apply `key.path=value` overrides, and convert to `schema`.
+    """Read `path` (TOML), apply `key.path=value` overrides, add `algorithm.preset`, and convert to `schema`.
 
-    Paths inside the file are relative to the file's folder only where the owner of the key says so; here nothing is
-    resolved. Raises ConfigError with one line naming the key, the value and the fix.
+    What the preset sets lies beneath the file and the overrides. Paths inside the file are relative to the file's
+    folder only where the owner of the key says so; here nothing is resolved. Raises ConfigError with one line naming
+    the key, the value and the fix.
     """
     table = _read_toml(path) if path is not None else {}
     for override in overrides:
         _apply(table, override)
     _refuse_unknown(table, schema, prefix="")
+    expand_preset(table)
     try:
         return msgspec.convert(table, schema, strict=True)
     except msgspec.ValidationError as error:
@@ -30,7 +33,7 @@ def load_config(path: Path | None, overrides: Sequence[str], schema: type[T]) ->
 
 
 def to_toml(config: msgspec.Struct) -> str:
-    """The resolved config as TOML that `load_config` reads back to an equal one."""
+    """The resolved config as TOML that `load_config` reads back to an equal one. What is None is left out."""
     return "\n".join(_toml_table(msgspec.to_builtins(config), prefix="")) + "\n"
 
 
@@ -114,7 +117,8 @@ def _is_table(value: object) -> TypeGuard[dict[str, Any]]:
 
 
 def _toml_table(table: dict[str, Any], prefix: str) -> list[str]:
-    lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if not _is_table(value)]
+    leaves = [(key, value) for key, value in table.items() if not _is_table(value)]
+    lines = [f"{key} = {_toml_value(value)}" for key, value in leaves if value is not None]  # TOML has no null
     for key, value in table.items():
         if _is_table(value):
             lines += ["", f"[{prefix}{key}]", *_toml_table(value, f"{prefix}{key}.")]

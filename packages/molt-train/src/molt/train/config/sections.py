@@ -2,16 +2,12 @@
 
 from typing import Literal
 
-import msgspec
-
-CLIP_LOW, CLIP_HIGH = 0.2, 0.28
-
-
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A TOML table."""
+from molt.train.config.algorithm import AlgorithmConfig, CriticConfig, RewardConfig
+from molt.train.config.optimizer import OptimizerConfig
+from molt.train.config.section import Section
 
 
-class ModelConfig(_Section, frozen=True, kw_only=True):
+class ModelConfig(Section, frozen=True, kw_only=True):
     """The policy."""
 
     path: str = ""
@@ -26,18 +22,19 @@ class ModelConfig(_Section, frozen=True, kw_only=True):
     `vllm serve --reasoning-parser` takes it."""
 
 
-class RunConfig(_Section, frozen=True, kw_only=True):
+class RunConfig(Section, frozen=True, kw_only=True):
     """The run as a whole."""
 
     dir: str = ""
     """The run folder. A run started on a folder that holds one resumes it."""
     seed: int = 0
-    """Of the order of tasks, of torch and of the engines' sampling. What arrives first still differs between runs."""
+    """Of the order of tasks, of torch and, with `rollout.seeded`, of every model call. What arrives first, and so is
+    trained first, still differs between runs."""
     stall_timeout: float = 300.0
     """Seconds without any progress after which the run reports who waits for whom, and stops."""
 
 
-class TrainConfig(_Section, frozen=True, kw_only=True):
+class TrainConfig(Section, frozen=True, kw_only=True):
     """The training loop."""
 
     num_updates: int = 100
@@ -56,7 +53,7 @@ class TrainConfig(_Section, frozen=True, kw_only=True):
     """Updates between evaluations on `data.eval_path`. 0: only before the first and after the last update."""
 
 
-class RolloutConfig(_Section, frozen=True, kw_only=True):
+class RolloutConfig(Section, frozen=True, kw_only=True):
     """How rollouts are sampled."""
 
     group_size: int = 8
@@ -71,6 +68,10 @@ class RolloutConfig(_Section, frozen=True, kw_only=True):
     """`enforce`: the run's sampling always; `default`: where the client sends none; `client`: the client's."""
     timeout_s: float = 600.0
     """Seconds one rollout may take."""
+    seeded: bool = True
+    """Give each model call of a lease a sampling seed made of `run.seed`, its task, rollout and attempt, and its place
+    among the rollout's calls. False: the engines draw as requests come, which is faster where they make the noise of
+    seeded requests one by one, as vLLM does on the CPU and in its first GPU model runner."""
     train_off_policy: bool = False
     """Train turns that were sampled in a way that the loss cannot correct too: bound by a grammar (required tool calls,
     a response format), greedily, or with top-k, min-p, penalties, a logit bias or another top-p than the run's."""
@@ -78,53 +79,7 @@ class RolloutConfig(_Section, frozen=True, kw_only=True):
     """Train side calls too, such as an agent's title generator."""
 
 
-class AlgorithmConfig(_Section, frozen=True, kw_only=True):
-    """Advantage, loss and correction."""
-
-    estimator: Literal["grpo", "rloo", "group_mean", "reinforce_pp"] = "grpo"
-    """How rewards become advantages. All but `reinforce_pp` compare the rollouts of a group."""
-    gamma: float = 1.0
-    """Discount a token, over action tokens only (`reinforce_pp`)."""
-    updates_per_window: int = 1
-    """Optimizer steps a window, on equal shares of its groups. Above 1 the policy departs from the one that the window
-    started with, which is what the clip bounds."""
-    clip_low: float = CLIP_LOW
-    """PPO clip: the ratio of the current policy to that before the window is clipped below 1 - clip_low."""
-    clip_high: float = CLIP_HIGH
-    """PPO clip: above 1 + clip_high."""
-    correction: Literal["none", "tis", "icepop"] = "tis"
-    """Token-level importance correction by rho, the probability before the update over the recorded one: `tis`
-    truncates rho, `icepop` masks the token, `none` weighs every token 1."""
-    correction_low: float = 0.5
-    """`icepop` gives a token weight 0 where rho is below this."""
-    correction_high: float = 2.0
-    """Where rho is above this, `tis` gives a token this weight and `icepop` 0."""
-
-
-class OptimizerConfig(_Section, frozen=True, kw_only=True):
-    """AdamW and its schedule."""
-
-    lr: float = 1e-6
-    """Peak learning rate."""
-    beta1: float = 0.9
-    """Decay of AdamW's mean of the gradients."""
-    beta2: float = 0.95
-    """Decay of its mean of their squares."""
-    eps: float = 1e-8
-    """Added to the denominator of AdamW's step."""
-    weight_decay: float = 0.0
-    """Of weight matrices; norms and biases are not decayed."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Of the learning rate after the warm-up."""
-    warmup_steps: int = 0
-    """Optimizer steps over which the rate rises linearly to lr."""
-    min_lr_ratio: float = 0.0
-    """Where the cosine ends, as a fraction of lr."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm."""
-
-
-class ActorConfig(_Section, frozen=True, kw_only=True):
+class ActorConfig(Section, frozen=True, kw_only=True):
     """The trained policy: AutoModel and FSDP2, one Ray actor a rank."""
 
     num_ranks: int = 1
@@ -133,10 +88,18 @@ class ActorConfig(_Section, frozen=True, kw_only=True):
     """Of the forward pass; master weights and gradients' reduction are float32."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
+    layout: Literal["auto", "packed", "padded"] = "auto"
+    """Rows of a microbatch end to end, or padded to the longest. `auto`: packed where the attention kernel skips what
+    stands between rows (CUDA with flash attention), padded elsewhere."""
+    logprob_chunk: int = 1024
+    """Action tokens whose logits exist at a time, in the forward and in the backward pass."""
+    offload: Literal["none", "optimizer", "full"] = "none"
+    """What lies in host memory while it is not used: nothing, the optimizer's states, or weights, gradients and states.
+    Needs CUDA."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
 
-class EngineConfig(_Section, frozen=True, kw_only=True):
+class EngineConfig(Section, frozen=True, kw_only=True):
     """The serving engines."""
 
     num_engines: int = 1
@@ -157,7 +120,7 @@ class EngineConfig(_Section, frozen=True, kw_only=True):
     """Engine deaths that a run survives."""
 
 
-class AgentConfig(_Section, frozen=True, kw_only=True):
+class AgentConfig(Section, frozen=True, kw_only=True):
     """The agent and the local workers that `molt-train run` starts."""
 
     path: str = ""
@@ -168,7 +131,7 @@ class AgentConfig(_Section, frozen=True, kw_only=True):
     """Rollouts at once a worker."""
 
 
-class DataConfig(_Section, frozen=True, kw_only=True):
+class DataConfig(Section, frozen=True, kw_only=True):
     """Task rows, JSONL."""
 
     path: str = ""
@@ -181,7 +144,7 @@ class DataConfig(_Section, frozen=True, kw_only=True):
     """Use the tasks in an order drawn from `run.seed` for each epoch, instead of the file's."""
 
 
-class PoolConfig(_Section, frozen=True, kw_only=True):
+class PoolConfig(Section, frozen=True, kw_only=True):
     """Leases."""
 
     max_attempts: int = 3
@@ -192,7 +155,7 @@ class PoolConfig(_Section, frozen=True, kw_only=True):
     """What a rollout whose agent failed, or ran out of time, counts as."""
 
 
-class GatewayConfig(_Section, frozen=True, kw_only=True):
+class GatewayConfig(Section, frozen=True, kw_only=True):
     """The model endpoint under a session URL."""
 
     grace_s: float = 5.0
@@ -216,7 +179,7 @@ class GatewayConfig(_Section, frozen=True, kw_only=True):
     """Model calls of one session at once; more wait."""
 
 
-class ServerConfig(_Section, frozen=True, kw_only=True):
+class ServerConfig(Section, frozen=True, kw_only=True):
     """Where the server listens."""
 
     host: str = "127.0.0.1"
@@ -230,28 +193,30 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     """The workers' bearer token; empty: a new random one, on loopback only."""
 
 
-class SftConfig(_Section, frozen=True, kw_only=True):
+class SftConfig(Section, frozen=True, kw_only=True):
     """The supervised step, `molt-train sft`."""
 
     batch_size: int = 64
     """Conversations of one optimizer step."""
 
 
-class ClusterConfig(_Section, frozen=True, kw_only=True):
+class ClusterConfig(Section, frozen=True, kw_only=True):
     """Ray."""
 
     address: str = ""
     """A running Ray cluster, `host:port`; empty: a local one, for this run only."""
 
 
-class Config(_Section, frozen=True, kw_only=True):
+class Config(Section, frozen=True, kw_only=True):
     """A run's whole configuration."""
 
     model: ModelConfig = ModelConfig()
     run: RunConfig = RunConfig()
     train: TrainConfig = TrainConfig()
     rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    critic: CriticConfig = CriticConfig()
     actor: ActorConfig = ActorConfig()
     engine: EngineConfig = EngineConfig()
     agent: AgentConfig = AgentConfig()

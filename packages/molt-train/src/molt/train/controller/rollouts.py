@@ -29,6 +29,7 @@ from molt.agents.protocol import (
 )
 from molt.train.config import Config
 from molt.train.controller.results import outcome_of, recording_of, recording_of_turns
+from molt.train.gateway.seeds import seed_of
 from molt.train.gateway.sessions import SamplingPolicy, Sessions
 from molt.train.gateway.trace import delete_traces, read_traces
 from molt.train.pool.groups import ExperiencesOf
@@ -61,6 +62,8 @@ class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     """Seconds a rollout may take."""
     heartbeat_s: float
+    seed: int | None = None
+    """What the sampling seeds of leases are made of; None: they have none."""
     rules: TrainingRules = DEFAULT_RULES
     """What of the recordings is trained."""
     max_closed_sessions: int = 256
@@ -80,6 +83,7 @@ class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
             group_size=rollout.group_size,
             timeout_s=rollout.timeout_s,
             heartbeat_s=config.pool.lease_ttl_s / HEARTBEATS_A_TTL,
+            seed=config.run.seed if rollout.seeded else None,
             rules=TrainingRules.of(config),
         )
 
@@ -277,7 +281,8 @@ class RolloutDesk:
     def _lease(self, assignment: Assignment) -> Lease:
         sampling = self._settings.sampling_params
         names = {name: getattr(assignment, name) for name in ("lease_id", "rollout_id", "group_id", "attempt")}
-        session = self._credentials(sampling, self._settings.sampling_policy, metadata=names, request=None)
+        seed = self._seed_of(assignment)
+        session = self._credentials(sampling, self._settings.sampling_policy, metadata=names, request=None, seed=seed)
         self._pool.attach_session(assignment.lease_id, session.session_id)
         return Lease(
             **names,
@@ -287,6 +292,18 @@ class RolloutDesk:
             timeout_s=self._settings.timeout_s,
         )
 
+    def _seed_of(self, assignment: Assignment) -> int | None:
+        """The seed of a lease's session.
+
+        A task that comes again, in another epoch or attempt, draws anew; in another evaluation it draws the same, so
+        that two evaluations differ by the policy alone.
+        """
+        if self._settings.seed is None:
+            return None
+        position = assignment.position
+        task = assignment.task.task_id if position is None else position
+        return seed_of(self._settings.seed, assignment.kind, task, assignment.member, assignment.attempt)
+
     def _credentials(
         self,
         sampling: SamplingParams,
@@ -294,12 +311,14 @@ class RolloutDesk:
         *,
         metadata: dict[str, Any],
         request: SessionRequest | None,
+        seed: int | None = None,
     ) -> SessionCredentials:
         session, api_key = self._sessions.open(
             sampling=sampling,
             policy=policy,
             expected_sampling=self._settings.sampling_params,
             metadata=metadata,
+            seed=seed,
         )
         self._open[session.session_id] = request
         url = f"{self._settings.url}/s/{session.session_id}"

@@ -18,7 +18,7 @@ from molt.train.experience import PayloadStore
 from molt.train.gateway.render import RenderError
 from molt.train.records.experience import Experience, Payload
 from molt.train.records.window import Row, StepReport, TrainWindow
-from molt.train.window import lay_out
+from molt.train.window import WindowPlan, lay_out, layout_of
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -133,17 +133,16 @@ async def train_supervised(
     config: Config, payloads: Sequence[Payload], *, actor: SupervisedActor, store: PayloadStore
 ) -> AsyncIterator[StepReport]:
     """Make `train.num_updates` optimizer steps of `sft.batch_size` rows each; yields what each of them did."""
+    plan = WindowPlan(
+        num_ranks=config.actor.num_ranks,
+        microbatch_tokens=config.train.microbatch_tokens,
+        layout=layout_of(config.actor),
+    )
     rows = [_row(index, payload, store) for index, payload in enumerate(payloads)]
     order = batches(rows, size=config.sft.batch_size, seed=config.run.seed)
     for step in range(1, config.train.num_updates + 1):
-        window = lay_out(
-            next(order),
-            step=step,
-            policy_version=step - 1,
-            num_ranks=config.actor.num_ranks,
-            microbatch_tokens=config.train.microbatch_tokens,
-        )
-        yield await actor.train([window], supervised=True)
+        windows = lay_out([_weighed(next(order))], plan, step=step, policy_version=step - 1)
+        yield await actor.train(windows, supervised=True)
 
 
 def _row(index: int, payload: Payload, store: PayloadStore) -> Row:
@@ -159,4 +158,13 @@ def _row(index: int, payload: Payload, store: PayloadStore) -> Row:
         mean_version=-1.0,
         payload=store.put(payload),
     )
-    return Row(experience=experience, advantages=np.ones(num_actions, np.float32))
+    return Row(experience=experience, rollout=0, weight=0.0, advantages=np.ones(num_actions, np.float32))
+
+
+def _weighed(batch: Sequence[Row]) -> list[Row]:
+    """The rows as those of one step: numbered, and every trained token of the batch weighs the same."""
+    num_tokens = sum(row.experience.num_actions for row in batch)
+    return [
+        msgspec.structs.replace(row, rollout=number, weight=1.0 / max(1, num_tokens))
+        for number, row in enumerate(batch)
+    ]

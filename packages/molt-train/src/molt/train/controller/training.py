@@ -11,7 +11,6 @@ Produces: one policy version an update, one row of `metrics.jsonl`, checkpoints.
 Unblocked by: workers' results; a stall guard bounds the wait.
 """
 
-import functools
 import logging
 import time
 from collections import Counter
@@ -20,35 +19,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from molt.train.advantage import compute_advantages
-from molt.train.config import GROUP_ESTIMATORS, Config
+from molt.train.config import Config
 from molt.train.controller.admission import Admission
 from molt.train.controller.checkpoints import Checkpoints
 from molt.train.controller.evaluation import Evaluation, info_means
+from molt.train.controller.learning import Learning, with_own_rewards
 from molt.train.controller.serving import Serving
 from molt.train.controller.stall import StallGuard
 from molt.train.observe.journal import Journal
 from molt.train.pool.pool import Pool
 from molt.train.records.rollout import Group
-from molt.train.records.window import StepReport, TrainWindow
-from molt.train.window import build_window, usable, window_stats
+from molt.train.records.window import StepReport
+from molt.train.window import window_stats
 
 log = logging.getLogger(__name__)
 
 
 class Actor(Protocol):
-    """The trained policy, all ranks of it."""
+    """The state of the trained policy, on all ranks of it."""
 
-    async def train(self, windows: Sequence[TrainWindow]) -> StepReport:
-        """One update: an optimizer step for each of `windows`."""
+    async def save(self, folder: Path, *, step: int, progress: dict[str, Any]) -> None:
+        """Write a checkpoint of the state after update `step`, and of what the loop itself has to keep."""
         ...
 
-    async def save(self, folder: Path, *, step: int) -> None:
-        """Write a checkpoint of the state after update `step`."""
+    async def load(self, folder: Path) -> tuple[int, dict[str, Any]]:
+        """Resume from a checkpoint; returns its step and the loop's progress."""
         ...
 
-    async def load(self, folder: Path) -> int:
-        """Resume from a checkpoint; returns its step."""
+
+class Memory(Protocol):
+    """Who compares what was planned with what is held."""
+
+    async def after_window(self) -> None:
+        """A window was trained."""
         ...
 
 
@@ -58,12 +61,14 @@ class Parts:
 
     pool: Pool
     actor: Actor
+    learning: Learning
     serving: Serving
     admission: Admission
     checkpoints: Checkpoints
     journal: Journal
     stall: StallGuard
     evaluation: Evaluation | None
+    memory: Memory
     on_update: Sequence[Callable[[dict[str, Any]], None]]
     """Each is called with every row of the journal."""
 
@@ -85,10 +90,6 @@ class TrainingLoop:
 
     def __init__(self, config: Config, parts: Parts):
         self._config, self._parts = config, parts
-        self._advantages = functools.partial(
-            compute_advantages, config.algorithm.estimator, gamma=config.algorithm.gamma
-        )
-        self._needs_group = config.algorithm.estimator in GROUP_ESTIMATORS
         self._dropped: Counter[str] = Counter()
         self._timing = _Timing()
         self.step = 0
@@ -97,7 +98,8 @@ class TrainingLoop:
         """Load the newest checkpoint, and open the engines on its version."""
         latest = self._parts.checkpoints.latest()
         if latest is not None:
-            self.step = await self._parts.actor.load(latest[1])
+            self.step, progress = await self._parts.actor.load(latest[1])
+            self._parts.learning.restore(progress)
             log.info("resumed from the checkpoint of update %d", self.step)
         self._parts.journal.truncate_after(self.step)
         await self._parts.serving.open(self.step, send=self.step > 0)
@@ -145,36 +147,24 @@ class TrainingLoop:
         oldest = group.oldest_version
         if oldest is not None and self.step - oldest > self._config.train.max_staleness:
             return "stale"
-        kept = self._usable([group])
+        kept = self._parts.learning.usable([group])
         return None if kept else "no_usable_rollouts"
-
-    def _usable(self, groups: list[Group], counts: Counter[str] | None = None) -> list[Group]:
-        result = usable(groups, estimator_needs_group=self._needs_group, on_failed=self._config.pool.on_failed)
-        if counts is not None:
-            counts.update({f"rollouts_{reason}": number for reason, number in result.dropped.items()})
-        return result.kept
 
     async def _update(self, groups: list[Group]) -> None:
         parts, config = self._parts, self._config
-        kept = self._usable(groups, self._dropped)
-        windows = build_window(
-            kept,
-            num_steps=config.algorithm.updates_per_window,
-            step=self.step + 1,
-            policy_version=self.step,
-            num_ranks=config.actor.num_ranks,
-            microbatch_tokens=config.train.microbatch_tokens,
-            advantages=self._advantages,
-        )
-        report = await parts.actor.train(windows)
+        kept = parts.learning.usable(groups, self._dropped)
+        report = await parts.learning.update(kept, step=self.step + 1)
         self._timing.lap("train")
+        await parts.memory.after_window()
         await parts.serving.refit(report.step)
         self._timing.lap("refit")
         self.step = report.step
         parts.admission.held = 0
         parts.admission.updates_left = config.train.num_updates - self.step
         parts.admission()
-        self._report(kept, report)  # before the checkpoint, so that every checkpointed update has its row
+        self._report(
+            with_own_rewards(kept, groups), report
+        )  # before the checkpoint, so that every checkpointed update has its row
         await self._checkpoint()
         every = config.train.eval_every
         if every and self.step % every == 0:
@@ -183,7 +173,8 @@ class TrainingLoop:
     async def _checkpoint(self) -> None:
         every, last = self._config.train.checkpoint_every, self._config.train.num_updates
         if self.step == last or (every and self.step % every == 0):
-            await self._parts.actor.save(self._parts.checkpoints.begin(self.step), step=self.step)
+            folder, progress = self._parts.checkpoints.begin(self.step), self._parts.learning.progress()
+            await self._parts.actor.save(folder, step=self.step, progress=progress)
             self._parts.checkpoints.commit(self.step)
             self._timing.lap("checkpoint")
 

@@ -60,7 +60,12 @@ class VllmEngine:
         device: dict[str, Any] = (
             {"gpu_memory_utilization": settings.gpu_memory_utilization}
             if self._setup.gpus
-            else {"kv_cache_memory_bytes": settings.kv_cache_mb << 20}
+            else {
+                "kv_cache_memory_bytes": settings.kv_cache_mb << 20,
+                # vLLM takes a seeded request's draw back after each chunk of its prompt but the last, which generators
+                # on the CPU cannot do: the engine would die of it.
+                "enable_chunked_prefill": False,
+            }
         )
         args = AsyncEngineArgs(
             model=self._setup.model_path,

@@ -81,7 +81,8 @@ class Run:
         if prompt.match.parent and session.tree.adopt(prompt.match.parent):
             session.count("adopted_though_undelivered")
         self.turn_id = os.urandom(12).hex()
-        self.sampling = effective_sampling(session, call.wishes, room, prompt.grammar)
+        self._seed = session.tree.draw_seed(prompt.match.parent)
+        self.sampling = effective_sampling(session, call.wishes, room, grammar=prompt.grammar, seed=self._seed)
         self.node: TurnNode | None = None
         """The turn, once it is recorded: nothing more will be sampled."""
         self.is_held = False
@@ -294,6 +295,7 @@ class Run:
             versions=pack(self._versions + [UNKNOWN_VERSION] * (len(reply.token_ids) - len(self._versions))),
             finish_reason=finish_reason,
             status=status,
+            seed=self._seed,
         )
         tree = self._session.tree
         try:

@@ -18,13 +18,14 @@ _NOTHING = (None,) * len(_WISHES)
 
 
 def effective_sampling(
-    session: Session, wishes: SamplingWishes, room: int, grammar: Grammar | None = None
+    session: Session, wishes: SamplingWishes, room: int, *, grammar: Grammar | None = None, seed: int | None = None
 ) -> EngineSampling:
     """The sampling of one call under the session's policy, `max_tokens` clamped to `room`.
 
     `enforce`: the session's parameters, whatever the client sends, its seed included; `default`: the session's where
-    the client sends none; `client`: the client's, and the session's `max_tokens` only where it sends none. Stop strings
-    of both apply always: they cut, and leave the distribution of every token as it is. So does `grammar`, which is part
+    the client sends none; `client`: the client's, and the session's `max_tokens` only where it sends none. `seed` is
+    the session's for this call, and under no policy but `enforce` used where the client sends its own. Stop strings of
+    both apply always: they cut, and leave the distribution of every token as it is. So does `grammar`, which is part
     of the task. Counts `sampling_overridden` and `max_tokens_clamped`.
     """
     own = session.sampling
@@ -37,12 +38,15 @@ def effective_sampling(
             temperature=own.temperature,
             top_p=own.top_p,
             stop=stop,
+            seed=seed,
             grammar=grammar,
         )
     temperature, top_p = (own.temperature, own.top_p) if session.policy == "default" else (1.0, 1.0)
     if _wished(wishes) == _NOTHING:
         max_tokens = _clamped(session, _first(wishes.max_tokens, own.max_tokens), room)
-        return EngineSampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop, grammar=grammar)
+        return EngineSampling(
+            max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop, seed=seed, grammar=grammar
+        )
     return EngineSampling(
         max_tokens=_clamped(session, _first(wishes.max_tokens, own.max_tokens), room),
         temperature=_first(wishes.temperature, temperature),
@@ -52,7 +56,7 @@ def effective_sampling(
         presence_penalty=_first(wishes.presence_penalty, 0.0),
         frequency_penalty=_first(wishes.frequency_penalty, 0.0),
         stop=stop,
-        seed=wishes.seed,
+        seed=seed if wishes.seed is None else wishes.seed,
         logit_bias=wishes.logit_bias or {},
         grammar=grammar,
     )

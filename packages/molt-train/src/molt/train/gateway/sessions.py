@@ -122,8 +122,16 @@ class Sessions:
         policy: SamplingPolicy,
         expected_sampling: SamplingParams | None = None,
         metadata: dict[str, Any] | None = None,
+        seed: int | None = None,
     ) -> tuple[Session, str]:
-        """Open a session. `expected_sampling` is what the loss takes its turns to be sampled with; None: `sampling`.
+        """Open a session.
+
+        Args:
+            sampling: Its parameters.
+            policy: Whose parameters apply; see `effective_sampling`.
+            expected_sampling: What the loss takes its turns to be sampled with; None: `sampling`.
+            metadata: Whose session it is.
+            seed: What the sampling seeds of its calls are made of; None: the engine draws as it likes.
 
         Returns:
             The session, and its API key in plain text, which is kept nowhere.
@@ -138,6 +146,7 @@ class Sessions:
             metadata=metadata or {},
             trace=self._traces.of(session_id) if self._traces else None,
         )
+        session.tree.seed = seed
         self._sessions[session.session_id] = session
         return session, key
 

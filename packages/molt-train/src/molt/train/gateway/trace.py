@@ -33,8 +33,9 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 logger = logging.getLogger(__name__)
 _HEAD = struct.Struct("<II")
 _SUFFIX = ".trace"
-_LINKS = ("parent", "twin")
-_STORED = tuple(name for name in TurnNode.__struct_fields__ if name not in _LINKS)
+_LIVE = ("parent", "twin", "seed", "num_drawn")
+"""What means something in the tree only."""
+_STORED = tuple(name for name in TurnNode.__struct_fields__ if name not in _LIVE)
 _stored_of = attrgetter(*_STORED)
 
 

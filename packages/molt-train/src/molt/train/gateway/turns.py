@@ -12,6 +12,7 @@ import msgspec
 
 from molt.train.gateway.call import Reply
 from molt.train.gateway.history import History, MessageCache
+from molt.train.gateway.seeds import seed_of
 from molt.train.gateway.token_rows import TokenRows
 from molt.train.records.turn import Turn, TurnStatus, Wire
 
@@ -58,6 +59,10 @@ class TurnNode(msgspec.Struct, kw_only=True, eq=False, gc=False):
     continued: bool = False
     """A later request's history contains this turn."""
     has_child: bool = False
+    seed: int | None = None
+    """That of its place in the tree, whether it was sampled with it or with its client's."""
+    num_drawn: int = 0
+    """Seeds drawn for calls that continue it."""
     twin: "TurnNode | None" = None
     """The turn recorded before this one whose path reads the same."""
 
@@ -122,6 +127,10 @@ class TurnTree:
     def __init__(self, sink: TurnSink | None = None) -> None:
         self.nodes: list[TurnNode] = []
         self._sink = sink
+        self.seed: int | None = None
+        """What its calls' sampling seeds are made of; None: they have none."""
+        self.num_drawn = 0
+        """Seeds drawn for calls that begin a branch."""
         self.messages = MessageCache()
         self._by_path: dict[int, TurnNode] = {}
         self._requests: dict[tuple[int, Frame], TurnNode] = {}
@@ -161,6 +170,19 @@ class TurnTree:
             return list(context_ids)
         row = b"".join([packed for turn in _path(parent) for packed in (turn.context_ids, turn.token_ids)])
         return unpack(row) + context_ids
+
+    def draw_seed(self, parent: TurnNode | None) -> int | None:
+        """The sampling seed of the next call that continues `parent`: of its branch, its depth, and its number there.
+
+        So an agent that does the same draws the same, whatever other sessions do meanwhile. Calls that it makes at once
+        are numbered as they come.
+        """
+        before = self.seed if parent is None else parent.seed
+        if before is None:
+            return None
+        place = parent or self
+        place.num_drawn += 1
+        return seed_of(before, place.num_drawn)
 
     def add(self, node: TurnNode) -> None:
         """Record a turn that no request can continue, since its client was never given the whole of it.

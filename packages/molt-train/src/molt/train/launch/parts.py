@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from molt.train.config import Config
+from molt.train.config import AlgorithmConfig, Config
 from molt.train.controller.admission import Admission
 from molt.train.controller.results import experiences_into
 from molt.train.controller.rollouts import DeskSettings, RolloutDesk
@@ -105,21 +105,27 @@ def make_front(
     return Front(pool, admission, desk, server, metrics, traces)
 
 
-def make_actor(config: Config, store: PayloadStore) -> "ActorGroup":
-    """The ranks that are trained; not started yet."""
+def make_actor(config: Config, store: PayloadStore, *, supervised: bool = False) -> "ActorGroup":
+    """The ranks that are trained; not started yet. The `supervised` step needs none of the algorithm's other models.
+
+    Raises ConfigError when the cluster has not what they need.
+    """
+    from molt.train.actor.memory_plan import check_offload
     from molt.train.actor.setup import RankSetup
     from molt.train.cluster.placement import place
     from molt.train.cluster.ranks import ActorGroup
     from molt.train.cluster.runtime import num_gpus
 
+    check_offload(config.actor, has_cuda=num_gpus() > 0)
     setup = RankSetup(
         rank=0,
         world_size=config.actor.num_ranks,
         model_path=config.model.path,
         actor=config.actor,
-        algorithm=config.algorithm,
+        algorithm=AlgorithmConfig() if supervised else config.algorithm,
+        critic=config.critic,
         temperature=config.rollout.temperature,
-        num_steps=config.train.num_updates * config.algorithm.updates_per_window,
+        num_steps=config.train.num_updates * (1 if supervised else config.algorithm.updates_per_window),
         seed=config.run.seed,
         collective_timeout_s=CALL_TIMEOUT_S,
     )

@@ -12,6 +12,7 @@ from molt.train.gateway.parse import Parser
 from molt.train.gateway.render import ChatRenderer
 from molt.train.gateway.render_library import FamilyRenderer
 from molt.train.launch.reply_format import choose_parser
+from molt.train.launch.same_tokens import check_same_tokens
 from molt.train.pool.tasks import load_tasks
 from molt.train.records.rollout import Task
 from molt.train.server import bind
@@ -42,12 +43,16 @@ class Preflight:
 
 def preflight(config: Config, *, local_workers: bool) -> Preflight:
     """Check `config` against the machine. Raises ConfigError."""
+    from molt.train.advantage import find_estimator  # torch, which the gateway alone does without
+
     check(config)
     require(config, "model.path", "data.path", "run.dir")
     tasks = load_tasks(Path(config.data.path))
     eval_tasks = load_tasks(Path(config.data.eval_path)) if config.data.eval_path else []
+    find_estimator(config.algorithm.estimator)
     renderer = load_renderer(config.model.path)
     parser = choose_parser(config.model, renderer)
+    check_same_tokens(config)
     if local_workers:
         require(config, "agent.path")
         _check_agent(config.agent.path)

@@ -40,7 +40,7 @@ async def _train(config: Config, rows: list[Payload], folder: RunFolder) -> dict
     from molt.train.cluster.payloads import RayPayloadStore
 
     store = RayPayloadStore()
-    actor = make_actor(config, store)
+    actor = make_actor(config, store, supervised=True)
     started, losses = time.monotonic(), list[float]()
     try:
         await actor.start()

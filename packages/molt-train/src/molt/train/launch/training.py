@@ -12,6 +12,7 @@ from typing import Any
 from molt.train.config import Config
 from molt.train.controller.checkpoints import Checkpoints
 from molt.train.controller.evaluation import Evaluation
+from molt.train.controller.learning import Learning
 from molt.train.controller.run_folder import RunFolder
 from molt.train.controller.serving import Serving
 from molt.train.controller.stall import StallGuard
@@ -21,12 +22,14 @@ from molt.train.engine.router import Router
 from molt.train.errors import RunError
 from molt.train.launch.environment import make_folder, open_folder, ray, worker_environment
 from molt.train.launch.event_loop import run
+from molt.train.launch.memory import MemoryReport
 from molt.train.launch.parts import Front, make_actor, make_events, make_fleet, make_front
 from molt.train.launch.preflight import Preflight, preflight
 from molt.train.observe.journal import Journal
 from molt.train.observe.progress import ProgressView
 from molt.train.observe.updates import UpdateMetrics
 from molt.train.pool.ledger import Ledger
+from molt.train.window import plan_of
 
 log = logging.getLogger(__name__)
 
@@ -85,22 +88,24 @@ async def _train(
         evaluation = Evaluation(
             front.pool, checked.eval_tasks, num_samples=config.data.eval_samples, journal=evaluations, stall=stall
         )
+        log.info("starting %d engines and %d actor ranks", config.engine.num_engines, config.actor.num_ranks)
+        shapes, _ = await asyncio.gather(actor.start(), fleet.start())
         loop = TrainingLoop(
             config,
             Parts(
                 pool=front.pool,
                 actor=actor,
+                learning=Learning(config, actor, plan_of(config, hidden_size=shapes["policy"].hidden_size)),
                 serving=serving,
                 admission=front.admission,
                 checkpoints=Checkpoints(folder.checkpoints, keep=config.train.keep_checkpoints),
                 journal=journal,
                 stall=stall,
                 evaluation=evaluation if checked.eval_tasks else None,
+                memory=MemoryReport(config, shapes, actor),
                 on_update=(view.update, UpdateMetrics(front.metrics).update),
             ),
         )
-        log.info("starting %d engines and %d actor ranks", config.engine.num_engines, config.actor.num_ranks)
-        await asyncio.gather(actor.start(), fleet.start())
         await loop.resume()
         evaluations.truncate_after(loop.step)
         workers = _local_workers(config, front, folder, on_event, token=token) if local_workers else None

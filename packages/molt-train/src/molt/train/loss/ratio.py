@@ -1,27 +1,23 @@
-"""Probability ratios: computed in float32 or wider, with a bounded exponent, blind to masked slots. N action tokens."""
+"""Probability ratios: computed in float32 or wider, with a bounded exponent. N action tokens."""
 
 import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
+"""exp(20) is 4.9e8: no ratio of interest is larger, and float32 still has room to multiply it."""
 
 
-def probability_ratio(numerator_N: Tensor, denominator_N: Tensor, mask_N: Tensor | None = None) -> Tensor:
-    """exp(numerator - denominator) of two log-probs [N], the difference clamped to +-20.
-
-    Slots where `mask_N` is False count as difference 0 before anything is exponentiated: whatever stands there, NaN
-    included, reaches neither the value nor the gradient.
-    """
+def log_ratio(numerator_N: Tensor, denominator_N: Tensor) -> Tensor:
+    """The difference of two log-probs [N], in float32 or wider, clamped to +-20; its gradient is 0 beyond."""
     wide = torch.promote_types(numerator_N.dtype, torch.float32)
-    log_ratio_N = numerator_N.to(wide) - denominator_N.to(wide)
-    if mask_N is not None:
-        log_ratio_N = torch.where(mask_N, log_ratio_N, 0.0)
-    return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return (numerator_N.to(wide) - denominator_N.to(wide)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def action_sum(values_N: Tensor, mask_N: Tensor | None = None) -> Tensor:
-    """The detached sum of `values_N` over the action tokens, a float scalar."""
-    values_N = values_N.detach()
-    if mask_N is not None:
-        values_N = torch.where(mask_N, values_N, 0)
-    return values_N.sum(dtype=torch.promote_types(values_N.dtype, torch.float32))
+def probability_ratio(numerator_N: Tensor, denominator_N: Tensor) -> Tensor:
+    """exp(`log_ratio`) of two log-probs [N]."""
+    return log_ratio(numerator_N, denominator_N).exp()
+
+
+def token_sum(values_N: Tensor) -> Tensor:
+    """The detached sum over the tokens, a float scalar: a mean of the window once it is added up and divided."""
+    return values_N.detach().sum(dtype=torch.promote_types(values_N.dtype, torch.float32))

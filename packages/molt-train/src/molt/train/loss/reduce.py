@@ -1,26 +1,21 @@
-"""Aggregation: from token losses to the scalar that a rank backpropagates. N action tokens of a microbatch."""
+"""From token losses to the scalar that a rank backpropagates. N action tokens of a microbatch."""
 
-import torch
 from torch import Tensor
 
 
-def window_token_mean(loss_N: Tensor, *, num_action_tokens: int, dp_size: int, mask_N: Tensor | None = None) -> Tensor:
-    """A microbatch's share of the token mean over the whole optimizer window.
+def weighted_sum(loss_N: Tensor, weights_N: Tensor, *, dp_size: int) -> Tensor:
+    """A microbatch's share of the loss of the whole optimizer step: sum(weight * loss) * dp_size.
 
-    The denominator is fixed for the window, so the summed gradient does not depend on how its rows were split into
-    microbatches and ranks. Tokens whose weight a correction set to 0 count in it.
+    Every aggregation is such a sum, its denominators in the weights (`Row.weight`). They were counted over the whole
+    step before anything was rejected, so the summed gradient does not depend on how rows were split into microbatches
+    and ranks, and tokens that a correction gives weight 0 still count in them.
 
     Args:
-        loss_N: Loss of each token, weights included.
-        num_action_tokens: Action tokens of the window, over all microbatches and ranks.
-        dp_size: Ranks that split the window's rows; undoes the mean that data parallelism takes over their gradients.
-        mask_N: False at slots that are no actions. None: every slot is one.
+        loss_N: Loss of each token, correction included.
+        weights_N: What each token counts, constants.
+        dp_size: Ranks that split the step's rows; undoes the mean that data parallelism takes over their gradients.
 
     Returns:
-        sum(loss) / num_action_tokens * dp_size; a zero that still has a gradient when the window has no action token.
+        A scalar; without tokens, a zero that still has a gradient, for every rank runs the same backward pass.
     """
-    if mask_N is not None:
-        loss_N = torch.where(mask_N, loss_N, 0.0)
-    if num_action_tokens == 0:
-        return loss_N.sum() * 0.0
-    return loss_N.sum() * (dp_size / num_action_tokens)
+    return (loss_N * weights_N).sum() * dp_size

@@ -177,6 +177,8 @@ class Books:
             attempt=row.attempt,
             task=group.task,
             kind=group.kind,
+            member=row.member,
+            position=group.position,
         )
 
 

@@ -19,6 +19,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     task: Task
     kind: GroupKind
+    member: int
+    """The rollout's place in its group, from 0."""
+    position: int | None
+    """The data position of a train group's task; None for an evaluation."""
 
 
 class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):

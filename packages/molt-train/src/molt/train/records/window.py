@@ -7,11 +7,30 @@ from molt.train.records.experience import Experience
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment to train, with the advantage of each of its action tokens, in order."""
+    """One segment to train, with what belongs to its action tokens, in order: arrays are float32 [num_actions]."""
 
     experience: Experience
+    rollout: int
+    """Number of its rollout in the window: the segments of one rollout share it."""
+    weight: float
+    """What each of its action tokens counts in the window's loss; see `window.aggregate`."""
     advantages: np.ndarray
-    """float32 [num_actions]"""
+    reference: np.ndarray | None = None
+    """Log-probs under the reference policy."""
+    values: np.ndarray | None = None
+    """The critic's values before the window."""
+    returns: np.ndarray | None = None
+    """What the critic is to predict."""
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks computed of one row before the window's advantages: float32 [num_actions] each."""
+
+    old: np.ndarray | None = None
+    """Log-probs under the policy before the window's first update."""
+    reference: np.ndarray | None = None
+    teacher: np.ndarray | None = None
+    values: np.ndarray | None = None
 
 
 class Microbatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +45,8 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
     microbatches: tuple[Microbatch, ...]
     num_action_tokens: int
     """Of the whole window, over all ranks."""
+    num_rollouts: int
+    """Of the whole window: `Row.rollout` is below it."""
 
 
 class TrainWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,11 +58,15 @@ class TrainWindow(msgspec.Struct, frozen=True, kw_only=True):
     """The version of the weights before the update."""
     ranks: tuple[tuple[Microbatch, ...], ...]
     num_action_tokens: int
-    """Action tokens over all ranks and microbatches: the one denominator of the token mean."""
+    """Action tokens over all ranks and microbatches."""
+    num_rollouts: int
+    """Rollouts that `Row.rollout` numbers."""
 
     def share(self, rank: int) -> RankWindow:
         """What `rank` is given of it."""
-        return RankWindow(microbatches=self.ranks[rank], num_action_tokens=self.num_action_tokens)
+        return RankWindow(
+            microbatches=self.ranks[rank], num_action_tokens=self.num_action_tokens, num_rollouts=self.num_rollouts
+        )
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):

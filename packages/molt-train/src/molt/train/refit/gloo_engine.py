@@ -81,10 +81,15 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
 
     def finish_weight_update(self) -> None:
         """Put the model together again."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         with torch.no_grad():
             finalize_layerwise_reload(self.model, self.model_config)
+            # A head that is tied to the embeddings was sent no weight of its own, so its packed copy is still the old.
+            for head in self.model.modules():
+                if isinstance(head, ParallelLMHead):
+                    head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
         """Leave the group."""

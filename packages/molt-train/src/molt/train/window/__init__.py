@@ -1,6 +1,32 @@
 """Stage 6, window: complete groups become the microbatches of every rank, with one denominator over all of them."""
 
-from molt.train.window.build import AdvantageFn, build_window, lay_out, window_stats
+from molt.train.window.aggregate import rollout_weights
+from molt.train.window.build import (
+    RolloutArrays,
+    attach,
+    build_rows,
+    in_row_order,
+    lay_out,
+    rollout_arrays,
+    window_stats,
+)
 from molt.train.window.filter import FilterResult, usable
+from molt.train.window.plan import WindowPlan, layout_of, plan_of
+from molt.train.window.shape import shape
 
-__all__ = ["AdvantageFn", "FilterResult", "build_window", "lay_out", "usable", "window_stats"]
+__all__ = [
+    "FilterResult",
+    "RolloutArrays",
+    "WindowPlan",
+    "attach",
+    "build_rows",
+    "in_row_order",
+    "lay_out",
+    "layout_of",
+    "plan_of",
+    "rollout_arrays",
+    "rollout_weights",
+    "shape",
+    "usable",
+    "window_stats",
+]

@@ -21,12 +21,19 @@ class FilterResult:
     """Rollouts by reason: `infrastructure`, `failed`, `timeout`, `group_too_small`."""
 
 
-def usable(groups: Sequence[Group], *, estimator_needs_group: bool, on_failed: OnFailed) -> FilterResult:
+def usable(
+    groups: Sequence[Group],
+    *,
+    estimator_needs_group: bool,
+    on_failed: OnFailed,
+    singleton: Literal["drop", "keep"] = "drop",
+) -> FilterResult:
     """Keep the rollouts that have a reward; every kept rollout has one.
 
     An `infrastructure` outcome says nothing about the policy and never counts. `failed` and `timeout` are dropped, or
     count as reward 0. A rollout without action tokens stays: it belongs to its group's baseline though it trains
-    nothing. A group left with one rollout is dropped where the estimator compares the rollouts of a group.
+    nothing. A group left with one rollout is dropped where the estimator compares the rollouts of a group, unless
+    `singleton` says to keep it; its advantage is then 0.
     """
     kept: list[Group] = []
     dropped: Counter[str] = Counter()
@@ -38,7 +45,7 @@ def usable(groups: Sequence[Group], *, estimator_needs_group: bool, on_failed: O
                 dropped[rollout.outcome.kind] += 1
             else:
                 rollouts.append(counted)
-        if estimator_needs_group and len(rollouts) == 1:
+        if estimator_needs_group and singleton == "drop" and len(rollouts) == 1:
             dropped["group_too_small"] += 1
         elif rollouts:
             kept.append(msgspec.structs.replace(group, rollouts=tuple(rollouts)))

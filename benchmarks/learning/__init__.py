@@ -1,0 +1,1 @@
+"""Whether every algorithm learns, on the demo task and through the whole stack."""

@@ -1,0 +1,1 @@
+"""How evenly windows are laid out, compared with random microbatches."""
