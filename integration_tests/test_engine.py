@@ -4,6 +4,7 @@ The model has random weights, so a reply that has the form asked for has it by t
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -150,3 +151,18 @@ def test_the_next_turn_of_a_conversation_finds_its_prefix_in_the_cache(caller):
     metrics = caller.http.get("/metrics").text
     counts = {line.split("{")[0]: float(line.split()[-1]) for line in metrics.splitlines() if 'wire="chat"' in line}
     assert 0 < counts["molt_gateway_cached_tokens_total"] < counts["molt_gateway_prompt_tokens_total"]
+
+
+def test_a_seed_fixes_the_sample_whatever_else_the_engine_has_to_do(caller):
+    """Two dozen prompts at once are more than one batch takes. vLLM's CPU engine died of a seeded one cut in chunks."""
+    long = [{"role": "user", "content": "How much is 2 + 3? " * 25}]
+
+    def sample(seed):
+        choice = caller.choice(messages=long, max_tokens=8, seed=seed)
+        return choice["message"]["content"]
+
+    with ThreadPoolExecutor(24) as threads:
+        crowded = list(threads.map(sample, [seed % 12 for seed in range(24)]))
+    assert crowded[:12] == crowded[12:]
+    assert len(set(crowded)) > 1, "another seed is another sample"
+    assert sample(3) == crowded[3]

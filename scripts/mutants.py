@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from mutant_list import MUTANTS, Mutant
@@ -28,6 +29,12 @@ def main() -> int:
     parser.add_argument("numbers", nargs="*", type=int, help="only these")
     wanted = parser.parse_args().numbers
     chosen = [mutant for mutant in MUTANTS if not wanted or mutant.number in wanted]
+    with tempfile.TemporaryDirectory() as scratch:
+        if failed := run_tests(
+            copy_of_source(Path(scratch)), sorted({test for mutant in chosen for test in mutant.tests})
+        ):
+            print(f"the tests fail without any fault:\n{failed}")
+            return 1
     killed = 0
     for mutant in chosen:
         with tempfile.TemporaryDirectory() as scratch:
@@ -40,31 +47,37 @@ def main() -> int:
 
 def plant(mutant: Mutant, scratch: Path) -> str:
     """What became of a fault: `killed`, or why not."""
-    copy = scratch / "src"
-    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = copy_of_source(scratch)
     for path, old, new in mutant.changes:
         file = copy / "molt" / "train" / path
         text = file.read_text(encoding="utf-8")
         if text.count(old) != 1:
             return f"does not fit: {path} has {text.count(old)} times {old!r}"
         file.write_text(text.replace(old, new), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        *(str(TESTS / t) for t in mutant.tests),
-    ]
-    environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return "killed" if run_tests(copy, mutant.tests) else "survived"
+
+
+def copy_of_source(scratch: Path) -> Path:
+    """A copy that can be changed."""
+    copy = scratch / "src"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def run_tests(source: Path, tests: Sequence[str]) -> str:
+    """The end of what pytest says where tests fail on `source`; empty where they pass.
+
+    Raises:
+        RuntimeError: Tests could not be run at all: that is no verdict.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(str(TESTS / t) for t in tests)]
+    environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     run = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
-    if run.returncode == TESTS_FAILED:
-        return "killed"
-    return "survived" if run.returncode == 0 else f"pytest broke off:\n{run.stdout[-2000:]}"
+    if run.returncode not in (0, TESTS_FAILED):
+        raise RuntimeError(f"pytest broke off:\n{run.stdout[-2000:]}")
+    return run.stdout[-2000:] if run.returncode else ""
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from molt.train.observe.journal import read_journal
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "learning"
 CURVES = FOLDER / "curves.json"
-NUM_UPDATES = 100
+NUM_UPDATES = 70
 SMOOTHED = 5
 GOAL = 0.8
 SINGLE = ["rollout.group_size=1", "train.groups_per_update=128"]

@@ -1,4 +1,4 @@
-"""One way to the log-probs, in a process of its own: `python -m benchmarks.logprob_memory.variant NAME RESULTS.pt`.
+"""One way to the log-probs, in a process of its own: `... .variant NAME RESULTS.pt NUM_TOKENS`.
 
 Prints `{"peak", "seconds", "cpu_seconds"}` of a forward and a backward pass: bytes over what the process held before,
 wall time, and time of its threads on the processor. The results file gets the log-probs and the gradients.
@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,10 +18,31 @@ from torch.nn import functional
 
 from molt.train.loss.logprob import head_logprobs
 
-NUM_TOKENS, VOCABULARY, HIDDEN = 8192, 151936, 64
+VOCABULARY, HIDDEN = 151936, 64
 TEMPERATURE, CHUNK = 0.7, 256
 NUM_WARM_UP = 16
 """Tokens of a first pass: what the libraries set up once belongs to no variant."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Leaves of the graph, targets, and how much each token counts: [N, H], [V, H], [N], [N]."""
+
+    hidden: Tensor
+    weight: Tensor
+    targets: Tensor
+    advantages: Tensor
+
+
+def make_inputs(num_tokens: int) -> Inputs:
+    """The same in every process. The logits have a standard deviation of 1, see `benchmarks.logprob_memory`."""
+    generator = torch.Generator().manual_seed(0)
+    return Inputs(
+        hidden=torch.randn(num_tokens, HIDDEN, generator=generator),
+        weight=torch.randn(VOCABULARY, HIDDEN, generator=generator) / HIDDEN**0.5,
+        targets=torch.randint(VOCABULARY, (num_tokens,), generator=generator),
+        advantages=torch.randn(num_tokens, generator=generator),
+    )
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -60,21 +82,17 @@ def _by_head(hidden: Tensor, weight: Tensor, targets: Tensor, *, with_entropy: b
     return head_logprobs(hidden, weight, targets, temperature=TEMPERATURE, chunk_size=CHUNK, with_entropy=with_entropy)
 
 
-def main(name: str, results: Path) -> None:
+def main(name: str, results: Path, num_tokens: int) -> None:
     """Measure the variant `name`."""
     # Where memory runs out after all, this process goes, and no other.
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(NUM_TOKENS, HIDDEN, generator=generator, requires_grad=True)
-    # The logits have a standard deviation of 3.
-    weight = (torch.randn(VOCABULARY, HIDDEN, generator=generator) * (3 / HIDDEN**0.5)).requires_grad_()
-    targets = torch.randint(VOCABULARY, (NUM_TOKENS,), generator=generator)
-    advantages = torch.randn(NUM_TOKENS, generator=generator)
+    inputs = make_inputs(num_tokens)
+    hidden, weight, targets = inputs.hidden.requires_grad_(), inputs.weight.requires_grad_(), inputs.targets
     VARIANTS[name](hidden[:NUM_WARM_UP], weight, targets[:NUM_WARM_UP]).sum().backward()
     hidden.grad = weight.grad = None
     before, start, cpu_start = _resident(), time.perf_counter(), time.process_time()
     logprobs = VARIANTS[name](hidden, weight, targets)
-    (logprobs * advantages).mean().backward()
+    (logprobs * inputs.advantages).sum().backward()
     figures = {
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before,
         "seconds": time.perf_counter() - start,
@@ -89,4 +107,4 @@ def _resident() -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -39,7 +39,6 @@ NOT_NEGATIVE = (
     "algorithm.entropy_coef",
     "algorithm.kl_coef",
     "algorithm.kl_target",
-    "algorithm.moe_aux_coef",
     "reward.overlong_length",
     "reward.overlong_ramp",
     "critic.warmup_updates",

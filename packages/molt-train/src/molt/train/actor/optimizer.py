@@ -59,8 +59,9 @@ class Muon(torch.optim.Optimizer):
 
     The momentum of a matrix is orthogonalised and scaled to the size that AdamW's steps have, so one learning rate
     serves both. It differs from `torch.optim.Muon` in that a sharded matrix is gathered first and each rank
-    orthogonalises the whole of it: the same step, bit for bit, on any number of ranks, and one collective instead of
-    one for each of its products. Both halves are one optimizer, whose state is checkpointed as that of any other.
+    orthogonalises the whole of it: the same step on any number of ranks, but for the rounding of their gradients, and
+    one collective instead of one for each of its products. Both halves are one optimizer, whose state is checkpointed
+    as that of any other.
     """
 
     def __init__(self, matrices: list[torch.nn.Parameter], others: list[torch.nn.Parameter], settings: OptimizerConfig):

@@ -55,7 +55,7 @@ def update_policy(
             reference_N=batch.reference_N if algorithm.kl_coef else None,
         )
         loss_N, sums = policy_loss(inputs, settings=algorithm, kl_coef=kl_coef)
-        return loss_N, correction_sums | sums | _gaps(old_N, batch)
+        return loss_N, correction_sums | sums | gap_sums(old_N, batch)
 
     totals = optimise(trainer, shares, step=step, loss_of=loss_of)
     return report(totals, step=step, num_action_tokens=sum(share.num_action_tokens for share in shares))
@@ -102,8 +102,8 @@ def _rollout_sums(shares: Sequence[Share], olds: Sequence[Sequence[torch.Tensor]
     return total_RS
 
 
-def _gaps(old_N: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
-    """|recorded - recomputed|: all tokens, and apart those that the weights before the update sampled."""
+def gap_sums(old_N: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    """Sums over a microbatch's tokens of |recorded - recomputed|, its maximum, and the sum of the log-probs."""
     gap_N = (old_N.detach() - batch.behaviour_N).abs()
     largest = gap_N.max() if gap_N.numel() else gap_N.new_zeros(())
     return {"logprob_gap": gap_N.sum(), "logprob_gap_max": largest, "logprob_mean": old_N.detach().sum()}

@@ -31,7 +31,6 @@ from molt.train.config import OptimizerConfig
 from molt.train.experience import PayloadStore
 from molt.train.records.window import Microbatch, RankWindow, Scores, StepReport
 from molt.train.refit.sender import SyncClient, Transfer, WeightSender, make_sender
-from molt.train.window import layout_of
 
 Pass = Callable[[Batch], torch.Tensor]
 """A forward pass without gradient: a microbatch -> a number for each of its action tokens, [N]."""
@@ -118,7 +117,7 @@ class _Rank(ABC):
 
     def _collate(self, microbatch: Microbatch) -> Batch:
         rows = [(self._store.get(row.experience.payload), row) for row in microbatch.rows]
-        return collate(rows, device=self._device, layout=layout_of(self._setup.actor))
+        return collate(rows, device=self._device, layout=self._setup.actor.layout)
 
     @property
     def _device(self) -> torch.device:

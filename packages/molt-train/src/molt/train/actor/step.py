@@ -1,4 +1,4 @@
-"""Optimizer steps: forward and backward over a rank's microbatches, one step over all ranks, nothing non-finite kept."""
+"""Optimizer steps: forward and backward over microbatches, one step over all ranks, nothing non-finite kept."""
 
 # Shapes: N action tokens of a microbatch.
 

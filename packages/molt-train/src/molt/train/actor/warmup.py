@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from molt.train.actor.policy_update import old_logprobs, report
+from molt.train.actor.policy_update import gap_sums, old_logprobs, report
 from molt.train.actor.step import Share, Totals, Trainer
 from molt.train.records.window import StepReport
 
@@ -15,8 +15,6 @@ def observe_policy(trainer: Trainer, shares: Sequence[Share], *, step: int) -> S
     totals = Totals(trainer.policy.device)
     for share in shares:
         for batch, old_N in zip(share.batches, old_logprobs(trainer, share), strict=True):
-            gap_N = (old_N - batch.behaviour_N).abs()
-            largest = gap_N.max() if gap_N.numel() else gap_N.new_zeros(())
-            totals.add({"logprob_gap": gap_N.sum(), "logprob_gap_max": largest, "logprob_mean": old_N.sum()})
+            totals.add(gap_sums(old_N, batch))
     totals.all_reduce()
     return report(totals, step=step, num_action_tokens=sum(share.num_action_tokens for share in shares))

@@ -97,8 +97,6 @@ class AlgorithmConfig(Section, frozen=True, kw_only=True):
     """`distillation`: the policy to be learned from, of the same tokenizer."""
     distillation_coef: float = 1.0
     """`distillation`: scale of the advantage."""
-    moe_aux_coef: float = 0.0
-    """Weight of the load-balancing loss of mixture-of-experts policies."""
 
 
 class CorrectionRule(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,6 @@ _NOT_NEGATIVE = (
     "algorithm.entropy_coef",
     "algorithm.kl_coef",
     "algorithm.kl_target",
-    "algorithm.moe_aux_coef",
     "reward.overlong_length",
     "reward.overlong_ramp",
     "critic.warmup_updates",

@@ -88,9 +88,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     """Of the forward pass; master weights and gradients' reduction are float32."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
-    layout: Literal["auto", "packed", "padded"] = "auto"
-    """Rows of a microbatch end to end, or padded to the longest. `auto`: packed where the attention kernel skips what
-    stands between rows (CUDA with flash attention), padded elsewhere."""
+    layout: Literal["padded", "packed"] = "padded"
+    """Rows of a microbatch padded to the longest, or end to end. The attention kernel in use computes what stands
+    between packed rows, too: they save the padding of the other layers, and cost more where rows are many and long."""
     logprob_chunk: int = 1024
     """Action tokens whose logits exist at a time, in the forward and in the backward pass."""
     offload: Literal["none", "optimizer", "full"] = "none"

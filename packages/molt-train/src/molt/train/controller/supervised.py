@@ -18,7 +18,7 @@ from molt.train.experience import PayloadStore
 from molt.train.gateway.render import RenderError
 from molt.train.records.experience import Experience, Payload
 from molt.train.records.window import Row, StepReport, TrainWindow
-from molt.train.window import WindowPlan, lay_out, layout_of
+from molt.train.window import WindowPlan, lay_out
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -136,7 +136,7 @@ async def train_supervised(
     plan = WindowPlan(
         num_ranks=config.actor.num_ranks,
         microbatch_tokens=config.train.microbatch_tokens,
-        layout=layout_of(config.actor),
+        layout=config.actor.layout,
     )
     rows = [_row(index, payload, store) for index, payload in enumerate(payloads)]
     order = batches(rows, size=config.sft.batch_size, seed=config.run.seed)

@@ -11,7 +11,7 @@ from molt.train.window.build import (
     window_stats,
 )
 from molt.train.window.filter import FilterResult, usable
-from molt.train.window.plan import WindowPlan, layout_of, plan_of
+from molt.train.window.plan import WindowPlan, plan_of
 from molt.train.window.shape import shape
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "build_rows",
     "in_row_order",
     "lay_out",
-    "layout_of",
     "plan_of",
     "rollout_arrays",
     "rollout_weights",

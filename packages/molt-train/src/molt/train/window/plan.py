@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from molt.train.config import ActorConfig, Config
+from molt.train.config import Config
 from molt.train.window.aggregate import Aggregation
 from molt.train.window.pack import Layout
 
@@ -30,14 +30,9 @@ def plan_of(config: Config, *, hidden_size: int) -> WindowPlan:
     return WindowPlan(
         num_ranks=config.actor.num_ranks,
         microbatch_tokens=config.train.microbatch_tokens,
-        layout=layout_of(config.actor),
+        layout=config.actor.layout,
         hidden_size=hidden_size,
         num_steps=config.algorithm.updates_per_window,
         aggregation=config.algorithm.aggregation,
         aggregation_length=config.algorithm.aggregation_length or config.rollout.max_tokens,
     )
-
-
-def layout_of(settings: ActorConfig) -> Layout:
-    """How the ranks take their rows. The attention kernel in use computes what stands between packed rows, too."""
-    return "packed" if settings.layout == "packed" else "padded"
