@@ -24,7 +24,7 @@ REJECTED, ADMITTED = 0, 3
 """Rollouts whose first segments alone the `flash` gate would judge the other way."""
 NEAR = 0.02
 """How far recorded log-probs are off, at most."""
-FAR = {(REJECTED, 1): 2.0, (ADMITTED, 0): 1.0}
+FAR = {(REJECTED, 1): 2.0, (ADMITTED, 0): 0.75}
 """How far they are off in these segments."""
 GATE = 3e-3
 """Of `flash`."""

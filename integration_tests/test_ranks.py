@@ -46,8 +46,8 @@ STILL = OptimizerConfig(lr=0.0, max_grad_norm=1e9)
 MOVING = OptimizerConfig(lr=1e-2, eps=1e-3)  # a large eps: AdamW would make much of gradients that are almost 0
 LEARNERS = {
     "adamw": (
-        ActorConfig(layout="padded", optimizer=MOVING),
-        AlgorithmConfig(correction="flash", kl_coef=0.1, entropy_coef=0.01, updates_per_window=2),
+        ActorConfig(layout="padded", optimizer=OptimizerConfig(lr=1e-3)),
+        AlgorithmConfig(correction="flash", gate_high=0.01, kl_coef=0.1, entropy_coef=0.01, updates_per_window=2),
     ),
     "muon": (
         ActorConfig(layout="packed", optimizer=OptimizerConfig(name="muon", lr=1e-2, schedule="cosine")),
@@ -203,20 +203,17 @@ def rollouts_of(window: TrainWindow, rank: int) -> set[int]:
 @pytest.mark.parametrize("head", HEADS)
 def test_gradients_do_not_depend_on_ranks_or_microbatches(policies, found, head, layout, algorithm):
     policy, case = policies[head], f"{head}, {layout}, {algorithm}"
-    one, *others = [found[name][0][case] for name in ("one", "two")]
-    assert not set(one.weights) ^ set(others[0].weights)
-    whole, *splits, lone = one.gradients
-    assert max(np.abs(gradient).max() for gradient in whole.values()) > 1e-2
+    one, two = found["one"][0][case], found["two"][0][case]
+    whole, *_, lone = one.gradients
+    assert max(np.abs(gradient).max() for gradient in whole.values()) > 0.1
     expected = policy.oracle.gradients(policy.rollouts, policy.advantages, ALGORITHMS[algorithm])
-    close(expected, whole, atol=1e-5, case=f"{case}: oracle")
-    for budget, gradients in zip(BUDGETS[1:], splits, strict=True):
-        close(whole, gradients, atol=1e-6, case=f"{case}: one rank, budget {budget}")
-    for other in others:
-        for budget, gradients in zip(BUDGETS, other.gradients, strict=False):
-            close(whole, gradients, atol=1e-6, case=f"{case}: two ranks, budget {budget}")
-        close(lone, other.gradients[-1], atol=1e-6, case=f"{case}: a rank without rows")
-        for report, same in zip(one.reports, other.reports, strict=True):
-            close_reports(report, same)
+    close(expected, whole, atol=2e-6, case="oracle")
+    for name, ranks in (("one rank", one), ("two ranks", two)):
+        for budget, gradients in zip(BUDGETS, ranks.gradients[:-1], strict=True):
+            close(whole, gradients, atol=1e-6, case=f"{name}, budget {budget}")
+        close(lone, ranks.gradients[-1], atol=1e-6, case=f"{name}, one row")
+    for report, same in zip(one.reports, two.reports, strict=True):
+        close_reports(report, same)
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
