@@ -152,7 +152,7 @@ def test_muon_makes_the_steps_of_the_maintained_one_and_adamws_beside_it():
         muon.step()
         adamw.step()
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, msg=name)
+        assert torch.allclose(mine, other, rtol=1.3e-6, atol=1e-5), name
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4), (5, 5)])
@@ -192,17 +192,19 @@ def sharded_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
     command = [sys.executable, str(RANKS), str(folder)]
     ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
-    assert [rank.wait(50) for rank in ranks] == [0, 0]
+    assert [rank.wait(150) for rank in ranks] == [0, 0]
     return folder
 
 
+@pytest.mark.timeout(180)  # two processes import torch beside what else the machine does
 def test_muon_on_two_ranks_makes_the_steps_of_one(sharded_run):
     model = net()
     train(model, make_optimizer(model, MUON), 3)
     for name, whole in torch.load(sharded_run / "weights").items():
-        torch.testing.assert_close(whole, model.get_parameter(name), msg=name, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(whole, model.get_parameter(name), rtol=1e-5, atol=1e-6), name
 
 
+@pytest.mark.timeout(180)
 def test_muon_goes_on_from_a_checkpoint_of_two_ranks_on_one(sharded_run, process_group):
     straight, resumed = net(), net()
     optimizer = make_optimizer(straight, MUON)
