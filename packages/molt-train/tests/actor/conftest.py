@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from molt.train.actor.model import Policy
 from molt.train.records.experience import Experience, Payload
@@ -42,6 +43,20 @@ class Tiny(torch.nn.Module):
         assert not use_cache
         hidden = torch.nn.functional.one_hot(input_ids, NUM_TOKENS).float()
         return SimpleNamespace(logits=self.lm_head(hidden))
+
+
+@pytest.fixture(scope="session")
+def save_qwen3():
+    """Save a small Qwen3 of random weights, and give back its folder."""
+
+    def save(folder, **settings):
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+        Qwen3ForCausalLM(Qwen3Config(**(sizes | heads | settings))).save_pretrained(folder)
+        return folder
+
+    return save
 
 
 @pytest.fixture(scope="session")

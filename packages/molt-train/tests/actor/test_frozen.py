@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from molt.train.actor.batch import collate
 from molt.train.actor.frozen import load_frozen
@@ -14,21 +13,8 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("qwen3")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=29,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        attention_dropout=0.5,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return str(folder)
+def checkpoint(save_qwen3, tmp_path_factory):
+    return str(save_qwen3(tmp_path_factory.mktemp("qwen3"), num_hidden_layers=1, attention_dropout=0.5))
 
 
 @pytest.fixture

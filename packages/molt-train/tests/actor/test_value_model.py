@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from molt.train.actor import value_model
 from molt.train.actor.batch import collate
@@ -14,21 +14,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
-def checkpoint(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("qwen3")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=29,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        tie_word_embeddings=request.param,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+def checkpoint(request, save_qwen3, tmp_path_factory):
+    return save_qwen3(tmp_path_factory.mktemp("qwen3"), tie_word_embeddings=request.param)
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def oracle(name, rollouts, *, gamma=1.0, lam=1.0, coef=1.0):
     if name == "gae":
         return whitened([token_gae(one, gamma, lam) for one in rollouts])
     if name == "distillation":
-        return [[coef * g - p for g, p in zip(one["gaps"], one["penalties"], strict=True)] for one in rollouts]
+        return [[coef * gap for gap in one["gaps"]] for one in rollouts]
     if name == "reinforce_pp_baseline":
         return reinforce_pp_baseline(rollouts)
     if name == "batch_mean":

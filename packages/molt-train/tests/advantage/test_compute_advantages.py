@@ -37,8 +37,8 @@ def test_token_signals_reach_the_estimator_and_returns_come_back():
     assert returns is not None
     assert (advantages.dtype, returns.dtype) == (np.float32, np.float32)
     assert returns.tolist() == pytest.approx([0.62928, 0.774, 1.0], rel=1e-6)
-    gap = TokenSignals(teacher_gap=np.array([0.5, -1.0]), penalties=np.array([0.25, 0.0]))
-    assert compute("distillation", [9.0], [0], [2], gap, distillation_coef=2.0)[0].tolist() == [0.75, -2.0]
+    gap = TokenSignals(teacher_gap=np.array([0.5, -1.0]))
+    assert compute("distillation", [9.0], [0], [2], gap, distillation_coef=2.0)[0].tolist() == [1.0, -2.0]
     penalties = TokenSignals(penalties=np.array([0.25, 0.5]))
     assert compute("reinforce", [1.0], [0], [2], penalties)[0].tolist() == [0.25, 0.5]
 

@@ -176,11 +176,6 @@ def test_distillation_is_the_scaled_gap_to_the_teacher_whatever_the_reward():
     assert estimate("distillation", [rollout(0, gaps=gaps), rollout(1, gaps=[0.5])]) == [gaps, [0.5]]
 
 
-def test_distillation_takes_a_kl_penalty_from_each_tokens_advantage():
-    one = rollout(9, gaps=[0.5, -1.0, 0.25], penalties=[0.125, 0.25, 0.0])
-    assert estimate("distillation", [one], coef=2.0) == [[0.875, -2.25, 0.5]]
-
-
 def test_distillation_refuses_a_discount_and_wants_a_teacher():
     with pytest.raises(ConfigError, match=r"algorithm.gamma is 0.5, but 'distillation' discounts nothing"):
         estimate("distillation", [rollout(1.0)], gamma=0.5)

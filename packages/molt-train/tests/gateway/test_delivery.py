@@ -7,7 +7,7 @@ import pytest
 
 from molt.train.gateway.delivery import Delivery
 from molt.train.gateway.exchange import Exchange
-from molt.train.server.connection import BoundedConnection
+from molt.train.server.connection import BoundedConnection, JoiningTransport
 
 from .conftest import until
 from .gated import gated
@@ -91,23 +91,53 @@ async def test_a_reset_that_waits_in_the_socket_when_the_reply_is_written_leaves
     assert caller.session.counters["replies_undelivered"] == 1
 
 
+@MODES
+async def test_a_client_that_wants_no_other_reply_on_its_connection_leaves_the_turn_delivered(bench, stream):
+    """The server closes such a connection itself, which is no sign of a client that has left."""
+    caller = bench.open()
+    client = await RawClient.post(caller, CHAT, {**BODY, "stream": stream}, connection="close")
+    await client.read_until(b"[DONE]\n\n" if stream else b"}}")
+    await until(lambda: not caller.session.attempts._under_way)
+    assert [turn.status for turn in caller.turns] == ["delivered"]
+    assert "replies_undelivered" not in caller.session.counters
+
+
+async def test_a_whole_reply_is_one_write(bench, monkeypatch):
+    written = []
+    write = JoiningTransport.write
+
+    def keep(self, data):
+        before = self._held
+        write(self, data)
+        if not self._held:
+            written.append(before + data)
+
+    monkeypatch.setattr(JoiningTransport, "write", keep)
+    assert (await bench.open().post(CHAT, BODY)).status_code == 200
+    (reply,) = [data for data in written if b"chatcmpl-" in data]
+    assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert reply.endswith(b"}")
+
+
 async def test_what_a_flush_on_its_way_was_to_send_is_sent_once(bench, monkeypatch):
     """The end of a reply may be written before a flush that was begun comes to its turn."""
-    flush_now = Delivery._flush_now
+    finished, flushes = Delivery.finish, []
 
     async def finish(self, nodes):
-        flush_now(self)
+        self._flush_now()
+        flushes.append(self._flushing)
         return await finished(self, nodes)
 
-    finished = Delivery.finish
     monkeypatch.setattr(Delivery, "finish", finish)
     bench.serve({"text": "one two three"})
     caller = bench.open()
     client = await RawClient.post(caller, CHAT, {**BODY, "stream": True})
     sent = await client.read_until(b"[DONE]\n\n")
-    await until(lambda: not caller.session.attempts._under_way)
+    (flush,) = flushes
+    await flush  # fails where it writes behind the end
     texts = [json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in _data_lines(sent)]
     assert "".join(texts) == "one two three"
+    await until(lambda: not caller.session.attempts._under_way)
     assert caller.turns[0].status == "delivered"
 
 

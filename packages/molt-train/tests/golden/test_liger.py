@@ -43,7 +43,6 @@ def test_losses_and_gradients_through_the_head(liger, loss, aggregation):
     inputs = LossInputs(
         current_N=current,
         old_N=liger.actions(case["old"]),
-        behaviour_N=liger.actions(case["old"]),
         advantages_N=liger.each_token(case["advantages"]).double(),
         correction_N=liger.actions(case["correction"]),
         sequence_N=liger.each_token(range(len(liger.num_actions))),

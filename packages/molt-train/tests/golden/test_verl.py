@@ -70,7 +70,6 @@ def loss_inputs(verl, case):
     return LossInputs(
         current_N=verl.actions(case["current"]).requires_grad_(),
         old_N=verl.actions(case["old"]),
-        behaviour_N=verl.actions(case["old"]),
         advantages_N=verl.actions(case["advantages"]),
         correction_N=verl.actions(case["correction"]),
         sequence_N=verl.each_token(range(len(verl.num_actions))),

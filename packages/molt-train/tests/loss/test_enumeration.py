@@ -79,7 +79,6 @@ def loss_of(theta, *, sampler=POLICY, old=None, advantages=None, rule=NONE, rows
     inputs = LossInputs(
         current_N=current_N,
         old_N=old_N,
-        behaviour_N=behaviour_N,
         advantages_N=f64([0.0] * 18) if advantages is None else advantages,
         correction_N=correction_N,
         sequence_N=ROLLOUTS if rows is None else rows,

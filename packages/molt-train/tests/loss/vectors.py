@@ -41,7 +41,6 @@ def inputs_of(current, old, advantages, **others):
     current, old, advantages = (x if isinstance(x, torch.Tensor) else f64(x) for x in (current, old, advantages))
     sequence = others.pop("rows", [0] * number)
     fields = {
-        "behaviour_N": old.detach(),
         "correction_N": torch.ones_like(advantages),
         "sequence_N": i64(sequence),
         "num_sequences": max(sequence, default=-1) + 1,

@@ -120,7 +120,6 @@ def microbatch_loss(weights, microbatch, num_ranks):
     loss_inputs = LossInputs(
         current_N=current_N,
         old_N=old_N,
-        behaviour_N=behaviour_N,
         advantages_N=torch.tensor(advantages, dtype=torch.float64),
         correction_N=correction_N,
         sequence_N=rollout_N,

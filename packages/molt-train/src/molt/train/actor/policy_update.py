@@ -45,7 +45,6 @@ def update_policy(
         inputs = LossInputs(
             current_N=current_N,
             old_N=old_N,
-            behaviour_N=batch.behaviour_N,
             advantages_N=batch.advantages_N,
             correction_N=weights_N,
             sequence_N=batch.sequence_N,

@@ -7,8 +7,7 @@ def distillation(batch: RolloutBatch, settings: EstimatorSettings) -> Advantages
     """`distillation_coef` * (teacher log-prob - old log-prob) of each action token.
 
     Its expectation is minus the reverse divergence from the teacher at the token. No reward, no baseline and no
-    whitening; no later token counts for an earlier one (a discount of 0). A KL penalty is taken from its token's
-    advantage.
+    whitening; no later token counts for an earlier one (a discount of 0).
 
     Returns:
         float64 [N].
@@ -20,5 +19,4 @@ def distillation(batch: RolloutBatch, settings: EstimatorSettings) -> Advantages
     refuse_discount(settings, "distillation")
     if batch.teacher_gap_N is None:
         raise ValueError("distillation needs the teacher's log-probs of the action tokens")
-    advantages_N = settings.distillation_coef * batch.teacher_gap_N
-    return Advantages(advantages_N if batch.penalties_N is None else advantages_N - batch.penalties_N)
+    return Advantages(settings.distillation_coef * batch.teacher_gap_N)

@@ -125,7 +125,7 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     clip_high: float | None = None
     """Rewards above count as this. None: no bound."""
     overlong_length: int = 0
-    """Action tokens of a rollout's longest segment from which on the full penalty of 1 is taken off
+    """Action tokens of a rollout's longest segment above which the full penalty of 1 is taken off
     (arXiv:2503.14476). 0: no penalty."""
     overlong_ramp: int = 0
     """Tokens before overlong_length over which the penalty rises from 0."""

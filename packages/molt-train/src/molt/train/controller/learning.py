@@ -24,7 +24,6 @@ from molt.train.window import (
     usable,
 )
 
-TRUNCATED_DROPPED = "truncated_dropped"
 ScoreField = Literal["old", "reference", "teacher", "values"]
 
 
@@ -71,9 +70,8 @@ class Learning:
             on_failed=self._config.pool.on_failed,
         )
         if counts is not None:
-            dropped = result.dropped | {name: touched[name] for name in touched if name == TRUNCATED_DROPPED}
-            counts.update({f"rollouts_{reason}": number for reason, number in dropped.items()})
-            counts.update({f"shaped_{name}": touched[name] for name in touched if name != TRUNCATED_DROPPED})
+            counts.update({f"shaped_{name}": number for name, number in touched.items()})
+            counts.update({f"rollouts_{reason}": number for reason, number in result.dropped.items()})
         return result.kept
 
     async def update(self, groups: Sequence[Group], *, step: int) -> StepReport:

@@ -27,7 +27,6 @@ def run_supervised(config: Config) -> dict[str, Any]:
     Raises ConfigError before anything is started, RunError when the run cannot go on.
     """
     check(config)
-    check(config)
     require(config, "model.path", "data.path", "run.dir")
     conversations = read_conversations(Path(config.data.path))
     rows = to_rows(conversations, load_renderer(config.model.path), path=config.data.path)

@@ -16,8 +16,6 @@ class LossInputs:
     """Log-probs of the forward pass being differentiated."""
     old_N: Tensor
     """Log-probs before this window's first update. `current_N.detach()` makes every ratio of the two exactly 1."""
-    behaviour_N: Tensor
-    """Log-probs recorded when the tokens were sampled."""
     advantages_N: Tensor
     correction_N: Tensor
     """Importance weights, see `correction_weights`: constants."""

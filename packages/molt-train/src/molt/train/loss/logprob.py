@@ -35,9 +35,9 @@ def head_logprobs(
     Why not a library's: `torch.nn.functional.linear_cross_entropy` (torch 2.13) gives no entropy, takes no DTensor,
     rounds its result to the dtype of its input, which for bfloat16 is too coarse for ratios, and adds up the rows of
     the targets in no fixed order on CUDA. Where all that does not matter it takes the same time and memory as this, so
-    one implementation serves every case. Cut cross-entropy's kernels need a GPU. What
-    Liger fuses with the head are whole losses: they give no log-prob and entropy of each token, which the corrections
-    and the pass before an update need.
+    one implementation serves every case. Cut cross-entropy's kernels need a GPU. What Liger fuses with the head are
+    whole losses: they give no log-prob and entropy of each token, which the corrections and the pass before an update
+    need.
 
     Args:
         hidden_NH: Last hidden states of the positions that predict the targets.
