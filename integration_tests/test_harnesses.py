@@ -193,6 +193,7 @@ def test_a_task_of_two_tool_calls_is_done_and_recorded_exactly(harness, gateway,
     session, num_calls = gateway.open_session(), len(rows(gateway.log))
     output, errors = start_trial(harness, session, whom=harness).communicate()
     done = {"task": 0, "outcome": "completed", "reward": 1.0, "error": None}
+    assert output, errors
     assert json.loads(output.splitlines()[0]) == done, errors
     record = gateway.recording(session)
     assert [turn["wire"] for turn in record["turns"]] == [WIRES[harness]] * 3
@@ -213,6 +214,7 @@ def test_a_rollout_that_spends_its_turns_is_truncated(harness, gateway, start_tr
     session = gateway.open_session()
     output, errors = start_trial(harness, session, whom=f"{harness} loops").communicate()
     cut = {"task": 0, "outcome": "truncated", "reward": 0.0, "error": None}
+    assert output, errors
     assert json.loads(output.splitlines()[0]) == cut, errors
     assert len(gateway.recording(session)["turns"]) == MAX_TURNS[harness]
 

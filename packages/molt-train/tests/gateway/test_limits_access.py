@@ -9,11 +9,20 @@ import anthropic
 import openai
 import pytest
 
+from molt.agents.protocol import SamplingParams
 from molt.train.gateway import sessions
 
 from .every_wire import CHAT, EVERY, MESSAGES
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_no_key_looks_like_an_option_of_a_command_line():
+    book = sessions.Sessions()
+    opened = [book.open(sampling=SamplingParams(), policy="client") for _ in range(1000)]
+    secrets = [secret for session, key in opened for secret in (session.session_id, key)]
+    assert len(set(secrets)) == 2000
+    assert all(secret[0] != "-" and len(secret) >= 32 for secret in secrets)
 
 
 @EVERY

@@ -72,7 +72,7 @@ class Endpoint:
 def scripted_gateway(folder: Path, script: bytes) -> Iterator[Endpoint]:
     """Serve `script` (JSONL) until the block ends. `folder` is for its files. Raises MoltError when it cannot start."""
     (folder / "script.jsonl").write_bytes(script)
-    token, log = secrets.token_urlsafe(24), folder / "engine.jsonl"
+    token, log = secrets.token_hex(24), folder / "engine.jsonl"
     command = [sys.executable, "-m", "molt.train.cli", "gateway", "--engine", "scripted", "--token", token]
     command += ["--script", str(folder / "script.jsonl"), "--engine-log", str(log)]
     command += [f"engine.max_model_len={MAX_MODEL_LEN}", f"run.dir={folder / 'run'}"]

@@ -136,7 +136,8 @@ class Sessions:
         Returns:
             The session, and its API key in plain text, which is kept nowhere.
         """
-        key, session_id = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        # Hexadecimal: what begins with "-" is taken for an option on the command line of an agent.
+        key, session_id = secrets.token_hex(24), secrets.token_hex(24)
         session = Session(
             session_id,
             key_digest=_digest(key),

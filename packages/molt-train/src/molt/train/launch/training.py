@@ -41,7 +41,7 @@ def run_training(config: Config, *, local_workers: bool) -> dict[str, Any]:
     the run cannot go on.
     """
     checked = preflight(config, local_workers=local_workers)
-    token = config.server.token or secrets.token_urlsafe(24)
+    token = config.server.token or secrets.token_hex(24)
     started = time.monotonic()
     # The ledger first: it knows whether another process is at work in the folder.
     with contextlib.closing(Ledger(make_folder(config).ledger)) as ledger:
