@@ -9,9 +9,10 @@ import itertools
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import starmap
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import msgspec
 
@@ -52,26 +53,43 @@ known one; a value of the wrong type or out of range names the key, the value an
 
 def render() -> str:
     """The whole page."""
-    return HEAD + "".join(_section(path, defaults) for path, defaults in _tables(Config(), ""))
+    return HEAD + "".join(starmap(_section, _tables(Config, Config(), "")))
 
 
-def _tables(defaults: msgspec.Struct, path: str) -> Iterator[tuple[str, msgspec.Struct]]:
-    """Every table of a configuration with its dotted name, outer ones first."""
-    for field in msgspec.structs.fields(defaults):
-        value = getattr(defaults, field.name)
+def _tables(schema: type[msgspec.Struct], defaults: Any, path: str) -> Iterator[tuple[str, type[msgspec.Struct], Any]]:
+    """Every table of a configuration: its heading, its struct, and its defaults where it has any. Outer ones first."""
+    for field in msgspec.structs.fields(schema):
+        value = getattr(defaults, field.name, None)
         if isinstance(value, msgspec.Struct):
-            yield f"{path}{field.name}", value
-            yield from _tables(value, f"{path}{field.name}.")
+            yield f"[{path}{field.name}]", type(value), value
+            yield from _tables(type(value), value, f"{path}{field.name}.")
+        elif item := _item_of(field.type):
+            yield f"[[{path}{field.name}]]", item, None
 
 
-def _section(path: str, defaults: msgspec.Struct) -> str:
-    meanings = field_docstrings(type(defaults))
+def _item_of(field_type: Any) -> type[msgspec.Struct] | None:
+    """The struct of which a key takes a list of tables."""
+    item = next(iter(get_args(field_type)), None)
+    return item if isinstance(item, type) and issubclass(item, msgspec.Struct) else None
+
+
+def _section(heading: str, schema: type[msgspec.Struct], defaults: Any) -> str:
+    meanings = field_docstrings(schema)
     entries = [
-        _entry(f"{field.name} ({_type_name(field.type)}, default `{_toml(value)}`)", meanings.get(field.name))
-        for field in msgspec.structs.fields(defaults)
-        if not isinstance(value := getattr(defaults, field.name), msgspec.Struct)
+        _entry(f"{field.name} ({_type_name(field.type)}, {_default(field, defaults)})", meanings.get(field.name))
+        for field in msgspec.structs.fields(schema)
+        if not isinstance(getattr(defaults, field.name, None), msgspec.Struct) and not _item_of(field.type)
     ]
-    return f"\n## `[{path}]`\n\n{inspect.getdoc(defaults)}\n\n" + "".join(entries)
+    return f"\n## `{heading}`\n\n{inspect.getdoc(schema)}\n\n" + "".join(entries)
+
+
+def _default(field: msgspec.structs.FieldInfo, defaults: Any) -> str:
+    if defaults is None and field.required:
+        return "required"
+    value = getattr(defaults, field.name) if defaults is not None else field.default
+    if value is msgspec.NODEFAULT:
+        value = field.default_factory()
+    return f"default `{_toml(value)}`"
 
 
 def _entry(head: str, meaning: str | None) -> str:
@@ -96,6 +114,8 @@ def _type_name(field_type: Any) -> str:
     if name := TYPE_NAMES.get(field_type):
         return name
     choices = get_args(field_type)
+    if get_origin(field_type) is dict:
+        return "table of strings"
     if NoneType in choices:
         return _type_name(choices[0])
     return "one of " + ", ".join(f"`{choice}`" if choice else '`""`' for choice in choices)

@@ -30,7 +30,7 @@ def demo(out: Path, *, seed: int, overrides: Sequence[str], cache: Path) -> dict
     paths = [
         f"model.path={warm_policy(training, seed=seed, cache=cache)}",
         f"data.path={out / 'tasks.jsonl'}",
-        f"data.eval_path={out / 'held_out.jsonl'}",
+        f"eval.path={out / 'held_out.jsonl'}",
         f"agent.path={HERE / 'agent.py'}",
         f"run.dir={out}",
         f"run.seed={seed}",

@@ -137,7 +137,7 @@ def test_a_model_path_without_a_tokenizer(config, refused, tmp_path):
     assert message.startswith(f"model.path {str(tmp_path / 'empty')!r} has no fast tokenizer")
 
 
-@pytest.mark.parametrize("key", ["data.path", "data.eval_path"])
+@pytest.mark.parametrize("key", ["data.path", "eval.path"])
 def test_a_task_row_that_is_not_json_is_named_by_file_and_line(config, refused, tmp_path, key):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"prompt": \n')

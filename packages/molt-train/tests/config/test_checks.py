@@ -27,5 +27,5 @@ def test_training_samples_as_the_loss_assumes(policy):
 
 
 def test_evaluations_need_held_out_rows():
-    assert refusal("train.eval_every=5").startswith("train.eval_every is 5, which has no effect without held-out rows")
-    assert refusal("train.eval_every=5", "data.eval_path=held_out.jsonl") is None
+    assert refusal("eval.every=5").startswith("eval.every is 5, which has no effect without held-out rows")
+    assert refusal("eval.every=5", "eval.path=held_out.jsonl") is None

@@ -98,6 +98,30 @@ def test_an_unknown_key_names_the_nearest_known_one(override, nearest):
     assert known in known_keys(Config)
 
 
+def test_a_list_of_tables_is_read_and_written_back(toml):
+    text = '[[data.sets]]\nname = "a"\npath = "a.jsonl"\n[[data.sets]]\nname = "b"\npath = "b.jsonl"\nweight = 2.5\n'
+    config = load_config(toml(text + '[data.sets.labels]\nos = "linux"\n'), [], Config)
+    assert [(s.name, s.weight, s.labels) for s in config.data.sets] == [("a", 1.0, {}), ("b", 2.5, {"os": "linux"})]
+    assert load_config(toml(to_toml(config)), [], Config) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('name = "a"', "data.sets[0] is {'name': 'a'}: object missing required field `path`"),
+        (
+            'name = "a"\npath = "a"\nwieght = 2',
+            "unknown key 'data.sets.wieght'; the nearest known key is 'data.sets.weight'",
+        ),
+        ('name = "a"\npath = "a"\nweight = "x"', "data.sets[0].weight is 'x': expected `float`, got `str`"),
+    ],
+)
+def test_a_fault_in_a_list_of_tables_names_its_entry(toml, text, message):
+    with pytest.raises(ConfigError) as refused:
+        load_config(toml(f"[[data.sets]]\n{text}\n"), [], Config)
+    assert str(refused.value) == message
+
+
 def test_an_unknown_key_of_a_file_is_found_at_any_depth(toml):
     assert refused(toml("[trian]\n")).startswith("unknown key 'trian'; the nearest known key is ")
     message = refused(toml("[actor.optimizer]\nlearn = 1\n"))

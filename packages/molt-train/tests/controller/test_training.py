@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from molt.train.config import AlgorithmConfig, Config, RolloutConfig, TrainConfig
+from molt.train.config import AlgorithmConfig, Config, EvalConfig, RolloutConfig, TrainConfig
 from molt.train.controller.admission import Admission
 from molt.train.controller.checkpoints import Checkpoints
 from molt.train.controller.evaluation import Evaluation
@@ -166,10 +166,13 @@ def live(make_workers):
     return play
 
 
-def configure(*, estimator="grpo", **train):
+def configure(*, estimator="grpo", eval_every=0, **train):
     train = {"num_updates": 3, "groups_per_update": 2, "max_staleness": 1, "checkpoint_every": 0, **train}
     return Config(
-        train=TrainConfig(**train), rollout=RolloutConfig(group_size=2), algorithm=AlgorithmConfig(estimator=estimator)
+        train=TrainConfig(**train),
+        rollout=RolloutConfig(group_size=2),
+        algorithm=AlgorithmConfig(estimator=estimator),
+        eval=EvalConfig(every=eval_every, path="held_out.jsonl"),
     )
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from molt.train.config import PoolConfig
 from molt.train.window import usable
 
 SEGMENT = (10, 4, [0])
@@ -24,24 +25,35 @@ def rewards(result):
 
 
 def test_failed_and_timed_out_rollouts_are_dropped_by_name(mixed):
-    result = usable([mixed], estimator_needs_group=True, on_failed="drop")
+    result = usable([mixed], estimator_needs_group=True, outcomes=PoolConfig())
     assert rewards(result) == [[1.0, 0.25]]
     assert result.dropped == {"failed": 1, "timeout": 1, "infrastructure": 1}
 
 
 def test_or_they_count_as_reward_zero_and_keep_their_outcome(mixed):
-    result = usable([mixed], estimator_needs_group=True, on_failed="zero_reward")
+    result = usable([mixed], estimator_needs_group=True, outcomes=PoolConfig(on_failed="train", on_timeout="train"))
     assert rewards(result) == [[1.0, 0.25, 0.0, 0.0]]
     assert [r.outcome.kind for r in result.kept[0].rollouts] == ["completed", "truncated", "failed", "timeout"]
     assert result.dropped == {"infrastructure": 1}
     assert [len(r.experiences) for r in result.kept[0].rollouts] == [1] * 4
 
 
-@pytest.mark.parametrize("on_failed", ["drop", "zero_reward"])
-def test_infrastructure_never_counts(make_group, on_failed):
+@pytest.mark.parametrize("on_infrastructure", ["retry", "mask", "fail_group"])
+def test_infrastructure_never_counts(make_group, on_infrastructure):
     group = make_group("g", (None, [SEGMENT], "infrastructure"), (None, [], "infrastructure"))
-    result = usable([group], estimator_needs_group=False, on_failed=on_failed)
+    result = usable(
+        [group],
+        estimator_needs_group=False,
+        outcomes=PoolConfig(on_failed="train", on_infrastructure=on_infrastructure),
+    )
     assert (result.kept, result.dropped) == ([], {"infrastructure": 2})
+
+
+@pytest.mark.parametrize("policy", ["mask", "retry", "fail_group"])
+def test_truncated_rollouts_are_left_out_unless_they_are_trained(mixed, policy):
+    result = usable([mixed], estimator_needs_group=False, outcomes=PoolConfig(on_truncated=policy))
+    assert rewards(result) == [[1.0]]
+    assert result.dropped == {"truncated": 1, "failed": 1, "timeout": 1, "infrastructure": 1}
 
 
 def test_a_group_left_with_one_is_dropped_only_where_the_estimator_compares(make_group):
@@ -49,31 +61,31 @@ def test_a_group_left_with_one_is_dropped_only_where_the_estimator_compares(make
         make_group("lonely", (1.0, [SEGMENT]), (None, [], "failed")),
         make_group("pair", (1.0, [SEGMENT]), (0.0, [SEGMENT])),
     ]
-    compared = usable(groups, estimator_needs_group=True, on_failed="drop")
+    compared = usable(groups, estimator_needs_group=True, outcomes=PoolConfig())
     assert [g.group_id for g in compared.kept] == ["pair"]
     assert compared.dropped == {"failed": 1, "group_too_small": 1}
-    alone = usable(groups, estimator_needs_group=False, on_failed="drop")
+    alone = usable(groups, estimator_needs_group=False, outcomes=PoolConfig())
     assert [g.group_id for g in alone.kept] == ["lonely", "pair"]
     assert alone.dropped == {"failed": 1}
 
 
 def test_or_it_is_kept_where_singletons_are(make_group):
     lonely = make_group("lonely", (1.0, [SEGMENT]), (None, [], "failed"))
-    kept = usable([lonely], estimator_needs_group=True, on_failed="drop", singleton="keep")
+    kept = usable([lonely], estimator_needs_group=True, outcomes=PoolConfig(), singleton="keep")
     assert rewards(kept) == [[1.0]]
     assert kept.dropped == {"failed": 1}
-    empty = usable([make_group("g", (None, [], "failed"))], estimator_needs_group=True, on_failed="drop")
+    empty = usable([make_group("g", (None, [], "failed"))], estimator_needs_group=True, outcomes=PoolConfig())
     assert empty.kept == []
 
 
 def test_a_rollout_without_actions_stays_in_its_groups_baseline(make_group):
     group = make_group("g", (1.0, [SEGMENT]), (0.0, []))
-    result = usable([group], estimator_needs_group=True, on_failed="drop")
+    result = usable([group], estimator_needs_group=True, outcomes=PoolConfig())
     assert result.kept == [group]
     assert result.dropped == {}
 
 
 def test_the_groups_given_are_not_changed(mixed):
     before = [rollout.outcome.reward for rollout in mixed.rollouts]
-    usable([mixed], estimator_needs_group=True, on_failed="zero_reward")
+    usable([mixed], estimator_needs_group=True, outcomes=PoolConfig(on_failed="train", on_timeout="train"))
     assert [rollout.outcome.reward for rollout in mixed.rollouts] == before

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molt.train.config import RewardConfig
-from molt.train.window import usable
 from molt.train.window.shape import overlong_penalty, shape
 
 
@@ -85,7 +84,7 @@ def test_the_clip_range_does_not_hide_the_penalty(make_group):
     assert shape_one(make_group, settings, 0.0, [120]) == ([-1.0], {"overlong": 1})
 
 
-def test_truncated_rollouts_are_kept_dropped_or_count_as_zero(make_group):
+def test_truncated_rollouts_are_kept_or_count_as_zero(make_group):
     group = make_group("g", (1.0, segments(5)), (0.75, segments(5), "truncated"), (0.0, segments(5)))
 
     def treated(policy):
@@ -93,7 +92,6 @@ def test_truncated_rollouts_are_kept_dropped_or_count_as_zero(make_group):
         return rewards(groups), counts
 
     assert treated("keep") == ([[1.0, 0.75, 0.25]], {"clipped": 1})
-    assert treated("drop") == ([[1.0, 0.25]], {"clipped": 1, "truncated_dropped": 1})
     # zero is what it says: not what the clip makes of it
     assert treated("zero") == ([[1.0, 0.0, 0.25]], {"clipped": 1, "truncated_zero": 1})
 
@@ -104,15 +102,8 @@ def test_a_truncated_rollout_that_counts_as_zero_pays_for_its_length(make_group)
     assert shape_one(make_group, settings, 1.0, [120], "truncated") == expected
 
 
-def test_a_group_that_lost_all_its_rollouts_is_empty_and_then_not_usable(make_group):
-    groups, counts = shape([make_group("g", (1.0, segments(5), "truncated"))], RewardConfig(truncated="drop"))
-    assert rewards(groups) == [[]]
-    assert counts == {"truncated_dropped": 1}
-    assert usable(groups, estimator_needs_group=False, on_failed="drop").kept == []
-
-
 @pytest.mark.parametrize("kind", ["infrastructure", "failed", "timeout"])
-@pytest.mark.parametrize("truncated", ["keep", "drop", "zero"])
+@pytest.mark.parametrize("truncated", ["keep", "zero"])
 def test_what_has_no_reward_gets_none_and_no_penalty(make_group, kind, truncated):
     settings = RewardConfig(clip_low=0.5, clip_high=1.0, overlong_length=10, truncated=truncated)
     assert shape_one(make_group, settings, None, [500], kind) == ([None], {})

@@ -131,7 +131,7 @@ def _audit_rollout(row: RolloutRow, window: WindowRow, config: Config, report: A
         report.violation(f"rollout {row.rollout_id} was consumed by update {window.step} without a result")
         return 0
     _audit_rows(row.recording, window, config, report, f"rollout {row.rollout_id}")
-    return _num_actions(row.recording) if _counts(row.outcome.kind, config) else 0
+    return _num_actions(row.recording) if config.pool.counts(row.outcome.kind) else 0
 
 
 def _audit_rows(recording: Recording, window: WindowRow | None, config: Config, report: AuditReport, name: str) -> None:
@@ -152,10 +152,6 @@ def _audit_rows(recording: Recording, window: WindowRow | None, config: Config, 
 
 def _num_actions(recording: Recording) -> int:
     return sum(sum(segment.action_mask) for segment in recording.segments if segment.trained)
-
-
-def _counts(kind: str, config: Config) -> bool:
-    return kind in {"completed", "truncated"} or (kind != "infrastructure" and config.pool.on_failed == "zero_reward")
 
 
 def _audit_shape(segment: Segment, turns: dict[str, Turn]) -> Iterator[str]:

@@ -10,20 +10,20 @@ from molt.train.config.algorithm import (
     compares_groups,
 )
 from molt.train.config.checks import check
+from molt.train.config.data import DataConfig, DatasetConfig, EvalConfig
 from molt.train.config.folders import cache_folder
 from molt.train.config.load import known_keys, load_config, to_toml
 from molt.train.config.optimizer import OptimizerConfig
+from molt.train.config.pool import OutcomePolicy, PoolConfig
 from molt.train.config.presets import correction_rule
 from molt.train.config.sections import (
     ActorConfig,
     AgentConfig,
     ClusterConfig,
     Config,
-    DataConfig,
     EngineConfig,
     GatewayConfig,
     ModelConfig,
-    PoolConfig,
     RolloutConfig,
     RunConfig,
     ServerConfig,
@@ -42,10 +42,13 @@ __all__ = [
     "CorrectionRule",
     "CriticConfig",
     "DataConfig",
+    "DatasetConfig",
     "EngineConfig",
+    "EvalConfig",
     "GatewayConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "OutcomePolicy",
     "PoolConfig",
     "RewardConfig",
     "RolloutConfig",

@@ -129,8 +129,9 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     (arXiv:2503.14476). 0: no penalty."""
     overlong_ramp: int = 0
     """Tokens before overlong_length over which the penalty rises from 0."""
-    truncated: Literal["keep", "drop", "zero"] = "keep"
-    """Rollouts with outcome `truncated`: keep their reward, drop them, or count them as reward 0."""
+    truncated: Literal["keep", "zero"] = "keep"
+    """Rollouts with outcome `truncated`: keep their reward, or count them as reward 0. `pool.on_truncated` can leave
+    them out."""
 
 
 class CriticConfig(Section, frozen=True, kw_only=True):

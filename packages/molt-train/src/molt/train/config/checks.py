@@ -18,10 +18,10 @@ def check(config: Config) -> None:
             f"algorithm.updates_per_window is {steps}, which does not divide train.groups_per_update {groups}: "
             "set it so that every optimizer step has equally many groups"
         )
-    if config.train.eval_every and not config.data.eval_path:
+    if config.eval.every and not (config.eval.path or config.eval.sets):
         raise ConfigError(
-            f"train.eval_every is {config.train.eval_every}, which has no effect without held-out rows: give "
-            "data.eval_path, or set train.eval_every to 0"
+            f"eval.every is {config.eval.every}, which has no effect without held-out rows: give "
+            "eval.path, or set eval.every to 0"
         )
     if config.rollout.sampling_policy != "enforce":
         raise ConfigError(

@@ -1,10 +1,11 @@
 """From a TOML file and dotted overrides to a frozen config; unknown keys are errors that name the nearest known one."""
 
 import difflib
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar, cast, get_args
 
 import msgspec
 
@@ -76,11 +77,22 @@ def _refuse_unknown(table: dict[str, Any], schema: type[msgspec.Struct], prefix:
             path = _first_leaf(f"{prefix}{key}", value)
             near = difflib.get_close_matches(path, known_keys(schema, prefix), n=1, cutoff=0.0)
             raise ConfigError(f"unknown key {path!r}; the nearest known key is {near[0]!r}")
-        child = fields[key]
+        child, item = fields[key], _item_type(fields[key])
         if isinstance(child, type) and issubclass(child, msgspec.Struct):
             if not _is_table(value):
                 raise ConfigError(f"{prefix + key} is {value!r}; it must be a table of keys")
             _refuse_unknown(value, child, prefix=f"{prefix}{key}.")
+        elif item is not None and isinstance(value, list):
+            for number, entry in enumerate(cast("list[Any]", value)):
+                if not _is_table(entry):
+                    raise ConfigError(f"{prefix}{key}[{number}] is {entry!r}; it must be a table of keys")
+                _refuse_unknown(entry, item, prefix=f"{prefix}{key}.")
+
+
+def _item_type(kind: Any) -> type[msgspec.Struct] | None:
+    """The struct of which a key takes a list of tables; None for any other key."""
+    item = next(iter(get_args(kind)), None)
+    return item if isinstance(item, type) and issubclass(item, msgspec.Struct) else None
 
 
 def _first_leaf(path: str, value: Any) -> str:
@@ -95,8 +107,9 @@ def known_keys(schema: type[msgspec.Struct], prefix: str = "") -> list[str]:
     """Every dotted leaf key of `schema`."""
     keys: list[str] = []
     for field in msgspec.structs.fields(schema):
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            keys += known_keys(field.type, f"{prefix}{field.name}.")
+        table = field.type if isinstance(field.type, type) else _item_type(field.type)
+        if isinstance(table, type) and issubclass(table, msgspec.Struct):
+            keys += known_keys(table, f"{prefix}{field.name}.")
         else:
             keys.append(f"{prefix}{field.name}")
     return keys
@@ -105,23 +118,34 @@ def known_keys(schema: type[msgspec.Struct], prefix: str = "") -> list[str]:
 def _explain(message: str, table: dict[str, Any]) -> str:
     """Turn msgspec's "... - at `$.a.b`" into "a.b is VALUE: ..."."""
     text, _, where = message.partition(" - at `$")
-    keys = where.rstrip("`").lstrip(".").split(".")
+    path = where.rstrip("`").lstrip(".")
     value: Any = table
-    for key in keys:
-        value = value.get(key) if _is_table(value) else None
-    return f"{'.'.join(keys)} is {value!r}: {text[:1].lower()}{text[1:]}"
+    for key in re.findall(r"[^.\[\]]+", path):
+        if isinstance(value, list):
+            value = cast("list[Any]", value)[int(key)] if key.isdecimal() else None
+        else:
+            value = value.get(key) if _is_table(value) else None
+    return f"{path} is {value!r}: {text[:1].lower()}{text[1:]}"
 
 
 def _is_table(value: object) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict)
 
 
+def _is_tables(value: object) -> TypeGuard[tuple[dict[str, Any], ...]]:
+    """Whether it is a list of tables, as `msgspec.to_builtins` makes it of a tuple of structs."""
+    return isinstance(value, tuple) and value != () and isinstance(value[0], dict)
+
+
 def _toml_table(table: dict[str, Any], prefix: str) -> list[str]:
-    leaves = [(key, value) for key, value in table.items() if not _is_table(value)]
+    leaves = [(key, value) for key, value in table.items() if not _is_table(value) and not _is_tables(value)]
     lines = [f"{key} = {_toml_value(value)}" for key, value in leaves if value is not None]  # TOML has no null
     for key, value in table.items():
         if _is_table(value):
             lines += ["", f"[{prefix}{key}]", *_toml_table(value, f"{prefix}{key}.")]
+        elif _is_tables(value):
+            for entry in value:
+                lines += ["", f"[[{prefix}{key}]]", *_toml_table(entry, f"{prefix}{key}.")]
     return lines
 
 

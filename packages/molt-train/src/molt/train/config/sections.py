@@ -3,7 +3,9 @@
 from typing import Literal
 
 from molt.train.config.algorithm import AlgorithmConfig, CriticConfig, RewardConfig
+from molt.train.config.data import DataConfig, EvalConfig
 from molt.train.config.optimizer import OptimizerConfig
+from molt.train.config.pool import PoolConfig
 from molt.train.config.section import Section
 
 
@@ -49,8 +51,15 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """The newest checkpoints that stay; older ones are removed."""
     microbatch_tokens: int = 16384
     """Most tokens, padding included, in one forward and backward pass."""
-    eval_every: int = 0
-    """Updates between evaluations on `data.eval_path`. 0: only before the first and after the last update."""
+    on_stale: Literal["drop", "release"] = "drop"
+    """A group that got too old to be trained: `drop` it and go on with other tasks, or `release` its task to be rolled
+    out anew."""
+    drop_degenerate: bool = False
+    """Replace groups whose rollouts all have one reward, which teach a comparison nothing, by further ones (dynamic
+    sampling, arXiv:2503.14476)."""
+    max_refill: float = 10.0
+    """`drop_degenerate`: most groups replaced for one update, as a multiple of `groups_per_update`; beyond it the run
+    stops."""
 
 
 class RolloutConfig(Section, frozen=True, kw_only=True):
@@ -58,6 +67,9 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
 
     group_size: int = 8
     """Rollouts of one prompt."""
+    oversample: int = 0
+    """Further rollouts of each prompt. The first `group_size` that count make the group; those still running are cut,
+    which favours what is quick."""
     max_tokens: int = 1024
     """Most tokens of one model call."""
     temperature: float = 1.0
@@ -96,6 +108,9 @@ class ActorConfig(Section, frozen=True, kw_only=True):
     offload: Literal["none", "optimizer", "full"] = "none"
     """What lies in host memory while it is not used: nothing, the optimizer's states, or weights, gradients and states.
     Needs CUDA."""
+    max_restarts: int = 2
+    """Deaths of ranks that a run survives: all ranks start anew from the last checkpoint, and the windows recorded
+    since are trained again."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
 
@@ -118,6 +133,13 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     """Workers, and on CUDA GPUs, of one engine."""
     max_restarts: int = 3
     """Engine deaths that a run survives."""
+    on_refit: Literal["keep", "wait", "abort"] = "keep"
+    """What new weights do to generations under way: `keep` holds them and goes on with what they have sampled (partial
+    rollout); `wait` lets them finish first; `abort` samples them anew."""
+    keep_stale_cache: bool = False
+    """Let new prompts find keys and values of older weights in the prefix cache: less prefill, further off policy."""
+    verify_refit: Literal["sample", "full"] = "sample"
+    """Compare what engines hold after a refit with what was sent: a `sample` of every weight, or all of it."""
 
 
 class AgentConfig(Section, frozen=True, kw_only=True):
@@ -129,30 +151,6 @@ class AgentConfig(Section, frozen=True, kw_only=True):
     """Worker processes."""
     concurrency: int = 32
     """Rollouts at once a worker."""
-
-
-class DataConfig(Section, frozen=True, kw_only=True):
-    """Task rows, JSONL."""
-
-    path: str = ""
-    """One JSON object a line: the tasks to train on; for `molt-train sft`, conversations."""
-    eval_path: str = ""
-    """Held-out rows for evaluation; empty: none."""
-    eval_samples: int = 1
-    """Rollouts of each held-out row."""
-    shuffle: bool = True
-    """Use the tasks in an order drawn from `run.seed` for each epoch, instead of the file's."""
-
-
-class PoolConfig(Section, frozen=True, kw_only=True):
-    """Leases."""
-
-    max_attempts: int = 3
-    """Attempts at one rollout before it is given up as its last outcome."""
-    lease_ttl_s: float = 30.0
-    """Seconds without a heartbeat after which a lease expires."""
-    on_failed: Literal["drop", "zero_reward"] = "drop"
-    """What a rollout whose agent failed, or ran out of time, counts as."""
 
 
 class GatewayConfig(Section, frozen=True, kw_only=True):
@@ -221,6 +219,7 @@ class Config(Section, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     agent: AgentConfig = AgentConfig()
     data: DataConfig = DataConfig()
+    eval: EvalConfig = EvalConfig()
     pool: PoolConfig = PoolConfig()
     gateway: GatewayConfig = GatewayConfig()
     server: ServerConfig = ServerConfig()

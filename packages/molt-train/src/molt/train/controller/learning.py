@@ -67,7 +67,7 @@ class Learning:
             shaped,
             estimator_needs_group=self._compares_groups,
             singleton=self._config.algorithm.singleton,
-            on_failed=self._config.pool.on_failed,
+            outcomes=self._config.pool,
         )
         if counts is not None:
             counts.update({f"shaped_{name}": number for name, number in touched.items()})

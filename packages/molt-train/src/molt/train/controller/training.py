@@ -166,7 +166,7 @@ class TrainingLoop:
             with_own_rewards(kept, groups), report
         )  # before the checkpoint, so that every checkpointed update has its row
         await self._checkpoint()
-        every = config.train.eval_every
+        every = config.eval.every
         if every and self.step % every == 0:
             await self._evaluate()
 

@@ -48,7 +48,7 @@ def preflight(config: Config, *, local_workers: bool) -> Preflight:
     check(config)
     require(config, "model.path", "data.path", "run.dir")
     tasks = load_tasks(Path(config.data.path))
-    eval_tasks = load_tasks(Path(config.data.eval_path)) if config.data.eval_path else []
+    eval_tasks = load_tasks(Path(config.eval.path)) if config.eval.path else []
     find_estimator(config.algorithm.estimator)
     renderer = load_renderer(config.model.path)
     parser = choose_parser(config.model, renderer)

@@ -86,7 +86,7 @@ async def _train(
         stall = _stall_guard(config, front, router)
         view = ProgressView(config.train.num_updates)
         evaluation = Evaluation(
-            front.pool, checked.eval_tasks, num_samples=config.data.eval_samples, journal=evaluations, stall=stall
+            front.pool, checked.eval_tasks, num_samples=config.eval.samples, journal=evaluations, stall=stall
         )
         log.info("starting %d engines and %d actor ranks", config.engine.num_engines, config.actor.num_ranks)
         shapes, _ = await asyncio.gather(actor.start(), fleet.start())

@@ -7,9 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from molt.train.config import PoolConfig
 from molt.train.records.rollout import Group, Rollout
-
-OnFailed = Literal["drop", "zero_reward"]
 
 
 @dataclass(frozen=True)
@@ -18,29 +17,29 @@ class FilterResult:
 
     kept: list[Group]
     dropped: dict[str, int]
-    """Rollouts by reason: `infrastructure`, `failed`, `timeout`, `group_too_small`."""
+    """Rollouts by reason: `infrastructure`, `failed`, `timeout`, `truncated`, `group_too_small`."""
 
 
 def usable(
     groups: Sequence[Group],
     *,
     estimator_needs_group: bool,
-    on_failed: OnFailed,
+    outcomes: PoolConfig,
     singleton: Literal["drop", "keep"] = "drop",
 ) -> FilterResult:
     """Keep the rollouts that have a reward; every kept rollout has one.
 
-    An `infrastructure` outcome says nothing about the policy and never counts. `failed` and `timeout` are dropped, or
-    count as reward 0. A rollout without action tokens stays: it belongs to its group's baseline though it trains
-    nothing. A group left with one rollout is dropped where the estimator compares the rollouts of a group, unless
-    `singleton` says to keep it; its advantage is then 0.
+    `outcomes` says which outcomes count; `failed` and `timeout` then count as reward 0. An `infrastructure` outcome
+    says nothing about the policy and never counts. A rollout without action tokens stays: it belongs to its group's
+    baseline though it trains nothing. A group left with one rollout is dropped where the estimator compares the
+    rollouts of a group, unless `singleton` says to keep it; its advantage is then 0.
     """
     kept: list[Group] = []
     dropped: Counter[str] = Counter()
     for group in groups:
         rollouts: list[Rollout] = []
         for rollout in group.rollouts:
-            counted = _counted(rollout, on_failed)
+            counted = _counted(rollout, outcomes)
             if counted is None:
                 dropped[rollout.outcome.kind] += 1
             else:
@@ -52,14 +51,11 @@ def usable(
     return FilterResult(kept=kept, dropped=dict(dropped))
 
 
-def _counted(rollout: Rollout, on_failed: OnFailed) -> Rollout | None:
+def _counted(rollout: Rollout, outcomes: PoolConfig) -> Rollout | None:
     """The rollout as it counts, None where it does not."""
-    kind = rollout.outcome.kind
-    if kind == "infrastructure":
+    if not outcomes.counts(rollout.outcome.kind):
         return None
-    if kind in {"failed", "timeout"}:
-        if on_failed == "drop":
-            return None
+    if rollout.outcome.kind in {"failed", "timeout"}:
         outcome = msgspec.structs.replace(rollout.outcome, reward=0.0)
         return msgspec.structs.replace(rollout, outcome=outcome)
     return rollout

@@ -21,15 +21,14 @@ def shape(groups: Sequence[Group], settings: RewardConfig) -> tuple[list[Group],
         settings: `[reward]`.
 
     Returns:
-        The groups in their order, a group whose rollouts were all dropped without any; and the number of rollouts that
-        were `clipped`, `overlong`, `truncated_zero` or, left out of their group, `truncated_dropped`. A reason that
-        touched none is absent.
+        The groups in their order, and the number of rollouts that were `clipped`, `overlong` or `truncated_zero`. A
+        reason that touched none is absent.
     """
     counts: Counter[str] = Counter()
     shaped: list[Group] = []
     for group in groups:
-        rollouts = [_shaped(rollout, settings, counts) for rollout in group.rollouts]
-        shaped.append(msgspec.structs.replace(group, rollouts=tuple(r for r in rollouts if r is not None)))
+        rollouts = tuple([_shaped(rollout, settings, counts) for rollout in group.rollouts])
+        shaped.append(msgspec.structs.replace(group, rollouts=rollouts))
     return shaped, dict(counts)
 
 
@@ -45,16 +44,14 @@ def overlong_penalty(num_actions: int, settings: RewardConfig) -> float:
     return min(1.0, (num_actions - (length - ramp)) / ramp) if ramp else 1.0
 
 
-def _shaped(rollout: Rollout, settings: RewardConfig, counts: Counter[str]) -> Rollout | None:
-    """The rollout as it counts, None where it is dropped."""
+def _shaped(rollout: Rollout, settings: RewardConfig, counts: Counter[str]) -> Rollout:
+    """The rollout as it counts."""
     given = rollout.outcome.reward
     if given is None:
         return rollout
     reward = _clipped(given, settings)
     if rollout.outcome.kind == "truncated" and settings.truncated != "keep":
-        counts["truncated_dropped" if settings.truncated == "drop" else "truncated_zero"] += 1
-        if settings.truncated == "drop":
-            return None
+        counts["truncated_zero"] += 1
         reward = 0.0
     elif reward != given:
         counts["clipped"] += 1
