@@ -11,9 +11,13 @@ GroupKind = Literal["train", "eval"]
 GroupState = Literal["open", "complete", "consumed", "failed", "dropped"]
 """`open` -> `complete` (every member finished) -> `consumed` (by a window, or by an evaluation), or, with a reason,
 `failed` (a member's attempts are spent) or `dropped` (by whoever forms windows)."""
-RolloutState = Literal["waiting", "leased", "finished"]
-LeaseState = Literal["granted", "reported", "released", "expired", "late"]
-"""`late`: it had been released, or had expired, and was reported all the same."""
+RolloutState = Literal["waiting", "leased", "finished", "cut"]
+"""`cut`: its group was complete, or was given up, without it."""
+LeaseState = Literal["granted", "reported", "released", "expired", "cut", "late"]
+"""`cut`: its rollout was. `late`: it had been released or cut, or had expired, and was reported all the same."""
+SessionState = Literal["open", "idle", "closed", "expired"]
+"""Of a session that no worker drives. `idle`: no more model calls, the reward may still come; `closed`: it came;
+`expired`: it did not come in time."""
 
 
 class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +82,19 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: str | None = None
     rollout_id: str | None = None
     attempt: int = 1
+
+
+class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that no worker drives, so that its result can come late, and to another process than opened it."""
+
+    session_id: str
+    group: str | None
+    """The key of its group; None for a session by itself."""
+    task: Task | None
+    metadata: dict[str, Any]
+    state: SessionState = "open"
+    opened: float = 0.0
+    """Unix time, for people; no decision is taken on it."""
 
 
 class WindowRow(msgspec.Struct, frozen=True, kw_only=True):

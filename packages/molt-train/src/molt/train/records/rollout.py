@@ -9,10 +9,14 @@ from molt.train.records.experience import Experience
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the data: `task_id` is unique in it, `data` is the row as given."""
+    """One row of the data: `task_id` is unique in a run, `data` is the row as given."""
 
     task_id: str
     data: dict[str, Any]
+    dataset: str = ""
+    """The name of the data set it is from; empty where there is only one."""
+    labels: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """What a worker has to have to be given it."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
