@@ -8,7 +8,7 @@ RUN := $(UV) run --quiet $(GROUPS)
 FAST := packages
 PYTEST := $(RUN) pytest -q
 
-.PHONY: setup harnesses demo conformance check test test-fast test-integration mutants format
+.PHONY: setup harnesses demo conformance simulation check test test-fast test-integration mutants format
 
 setup:
 	@scripts/bootstrap
@@ -19,6 +19,9 @@ harnesses: setup
 
 conformance: harnesses
 	@$(RUN) molt-train conformance --python .harness/bin/python
+
+simulation: setup
+	@$(RUN) python -m integration_tests.simulation
 
 demo: setup
 	@$(RUN) molt-train demo

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 
 from molt.train.config import AlgorithmConfig
-from molt.train.experience import PayloadStore
-from molt.train.records.experience import Experience, Payload
+from molt.train.records.experience import Experience, Payload, PayloadStore
 from molt.train.records.rollout import Group, Outcome, Rollout
 from molt.train.records.window import Scores, TrainWindow
 from molt.train.window import WindowPlan, attach, build_rows, lay_out

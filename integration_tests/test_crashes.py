@@ -1,6 +1,8 @@
 """Processes are killed without warning; every finished group is trained exactly once all the same."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -116,6 +118,123 @@ def test_a_killed_server_resumes(start, run_arguments, tmp_path):
     # Strictly on-policy while the weights move: each token's log-prob is that of the weights it trains.
     assert all(row["staleness_max"] == 0 for row in after)
     assert all(row["logprob_gap_max"] <= 1e-4 for row in after)
+
+
+def test_a_killed_actor_rank_is_replaced_while_the_engines_serve_on(start, run_arguments, tmp_path, monkeypatch):
+    folder, token = tmp_path / "run", "a-token-of-16-characters"
+    monkeypatch.setenv("MOLT_TOKEN", token)
+    process = start(
+        *run_arguments,
+        f"run.dir={folder}",
+        f"server.token={token}",
+        "train.num_updates=100000",
+        "train.max_staleness=2",
+        "train.checkpoint_every=3",
+        "actor.optimizer.lr=1e-4",
+    )
+    wait_until_serving(process)
+    wait_for_updates(process, folder, 5)
+    status = status_of(folder)
+    assert (status["state"], status["url"]) == ("running", process.url)
+    assert status["live"]["pool"]["groups"]["consumed"] >= 5
+
+    (started,) = events(folder, "actor_started")
+    os.kill(started["pids"][0], signal.SIGKILL)
+    while not events(folder, "actor_restarted"):
+        assert process.popen.poll() is None, process.stderr[-3000:]
+        time.sleep(0.2)
+    wait_for_updates(process, folder, status["updates"] + 4)
+    left = descendants(process.popen.pid)
+    process.popen.terminate()
+    assert process.wait(60) == 1, process.stderr[-3000:]
+    wait_until_gone(left)
+
+    (died,), (again,) = events(folder, "actor_died"), events(folder, "actor_restarted")
+    assert "a rank of the actor died" in died["error"]
+    assert again["pids"] != started["pids"]
+    if not events(folder, "refit_failed"):  # the rank may have died in one
+        assert not events(folder, "engine_died"), "the death of the actor cost an engine"
+    assert_trained_exactly_once(folder, len(rows(folder / "metrics.jsonl")))
+    assert max(row["staleness_max"] for row in rows(folder / "metrics.jsonl")) <= 2
+    assert_versions_never_go_back(folder)
+    status = status_of(folder)
+    assert status["state"] == "stopped"
+    assert "stopped by SIGTERM" in status["reason"]
+    assert (status["counts"]["actor_died"], status["counts"]["actor_restarted"]) == (1, 1)
+
+
+def test_with_all_engines_gone_and_no_restart_left_the_run_ends_and_says_so(start, run_arguments, tmp_path):
+    folder = tmp_path / "run"
+    limit_s = 60
+    process = start(
+        *run_arguments,
+        f"run.dir={folder}",
+        "train.num_updates=100000",
+        "engine.num_engines=2",
+        "engine.max_restarts=0",
+        f"run.stall_timeout={limit_s}",
+    )
+    wait_until_serving(process)
+    wait_for_updates(process, folder, 1)
+    left = descendants(process.popen.pid)
+    for engine in events(folder, "engine_started"):
+        os.kill(engine["pid"], signal.SIGKILL)
+    killed = time.monotonic()
+    assert process.wait(limit_s) == 1, process.stderr[-3000:]
+    assert time.monotonic() - killed < limit_s
+    last = error_of(process)
+    assert re.fullmatch(r"molt-train: error: engine \d died.* engine.max_restarts = 0 is spent.*", last), last
+    wait_until_gone(left)
+    (ended,) = events(folder, "run_ended")
+    assert ended["state"] == "failed"
+    assert not (folder / "server.json").exists()
+
+
+def test_a_run_in_which_nothing_happens_says_where_everyone_is_and_ends(start, run_arguments, tmp_path):
+    folder = tmp_path / "run"
+    process = start(
+        *run_arguments,
+        f"run.dir={folder}",
+        "train.num_updates=100000",
+        "agent.num_workers=1",
+        "run.stall_timeout=30",
+        "pool.lease_ttl_s=120",
+    )
+    wait_until_serving(process)
+    wait_for_updates(process, folder, 1)
+    (worker,) = events(folder, "worker_started")
+    os.kill(worker["pid"], signal.SIGSTOP)  # whatever it was doing, it neither goes on nor says so
+    assert process.wait(120) == 1, process.stderr[-3000:]
+    last = error_of(process)
+    assert "nothing happened for" in last
+    (report,) = (folder / "logs").glob("stall-*.txt")
+    assert str(report) in last
+    text = report.read_text()
+    for told in ("the window of update", "stacks of the server", "stacks of actor-0@", "stacks of engine@"):
+        assert told in text
+    assert "did not answer" not in text
+    assert len(events(folder, "stalled")) == 1
+
+
+def error_of(process):
+    """The one line that the command ended with."""
+    (line,) = [line for line in process.stderr.splitlines() if line.startswith("molt-train: error: ")]
+    return line
+
+
+def status_of(folder):
+    return json.loads(subprocess.check_output([*COMMAND, "status", str(folder), "--json"], text=True, timeout=120))
+
+
+def assert_versions_never_go_back(folder):
+    """Each session was sampled from one policy or a newer one, turn by turn."""
+    reader = LedgerReader.open(folder / "ledger.db")
+    try:
+        for recording in reader.recordings():
+            versions = [version for turn in recording.turns for version in turn.versions]
+            assert versions == sorted(versions)
+    finally:
+        reader.close()
 
 
 def kill_worker_mid_rollout(folder, pid):

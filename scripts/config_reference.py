@@ -26,10 +26,11 @@ HEAD = """\
 
 Every key of `molt-train server`, `run`, `sft` and `demo`, with its type, its default and its meaning. This page is made
 from `packages/molt-train/src/molt/train/config` by `scripts/config_reference.py`; change it there.
-[algorithms.md](algorithms.md) says what the keys of `[algorithm]` do and when to use them.
+[algorithms.md](algorithms.md) says what the keys of `[algorithm]` do and when to use them, [data.md](data.md) the same
+of data sets, their order, staleness, filtering and oversampling.
 
-A configuration is a TOML file, one table an owner. `model.path`, `data.path` and `run.dir` must be given, and for
-`molt-train run` `agent.path`; the demo fills all four in. After the file, the commands take overrides,
+A configuration is a TOML file, one table an owner. `model.path`, `run.dir` and `data.path` or `data.sets` must be
+given, and for `molt-train run` `agent.path`; the demo fills all four in. After the file, the commands take overrides,
 `key.path=value`, of which the last one wins; the value is read as TOML where it is TOML, else as text, so paths need no
 quotes. Paths are relative to the working directory. A key whose default is None has another meaning when it is given;
 TOML cannot write None, so leave it out. `algorithm.preset` sets keys of several tables, beneath those that are given.
@@ -47,6 +48,8 @@ known one; a value of the wrong type or out of range names the key, the value an
 - bounds of a correction or a gate that leave out what an on-policy token or rollout has;
 - keys that act only with others (`gamma`, `lam`, `[critic]`, clips, KL, teacher, lengths, gates) without those;
 - `algorithm.updates_per_window` that does not divide `train.groups_per_update`;
+- `path` and `sets` in one table, and sets that share a name;
+- `train.drop_degenerate` with an estimator that does not compare groups;
 - `server.host` that other machines can reach without `server.token`, or with one of fewer than 16 characters.
 """
 

@@ -22,7 +22,9 @@ def demo(out: Path, *, seed: int, overrides: Sequence[str], cache: Path) -> dict
 
     The warm policy is kept in `cache` and used again by runs of the same seed.
     """
-    check(load_config(HERE / "config.toml", overrides, Config))  # a slip in them must not cost a warm start
+    held_out_rows = [f"eval.path={out / 'held_out.jsonl'}", "eval.samples=2"]
+    # A slip in the overrides must not cost a warm start.
+    check(load_config(HERE / "config.toml", [*held_out_rows, *overrides], Config))
     training, held_out = tasks.expressions(seed)
     out.mkdir(parents=True, exist_ok=True)
     write_rows(out / "tasks.jsonl", [tasks.row(expression) for expression in training])
@@ -30,7 +32,7 @@ def demo(out: Path, *, seed: int, overrides: Sequence[str], cache: Path) -> dict
     paths = [
         f"model.path={warm_policy(training, seed=seed, cache=cache)}",
         f"data.path={out / 'tasks.jsonl'}",
-        f"eval.path={out / 'held_out.jsonl'}",
+        *held_out_rows,
         f"agent.path={HERE / 'agent.py'}",
         f"run.dir={out}",
         f"run.seed={seed}",

@@ -107,6 +107,9 @@ TRY = ["try", AGENT, "--base-url", "http://127.0.0.1:9/v1", "--api-key", "K", "-
         ([*WORK, "--concurrency", "0"], "argument --concurrency: '0': use a whole number, 1 or more"),
         ([*WORK, "--drain-s", "-1"], "argument --drain-s: '-1': use a number, 0 or more"),
         ([*WORK, "--server-timeout", "soon"], "argument --server-timeout: 'soon': use a number, 0 or more"),
+        ([*WORK, "--label", "gpu"], "argument --label: 'gpu': use NAME=VALUE, such as arch=arm64"),
+        ([*WORK, "--label", "=a100"], "argument --label: '=a100': use NAME=VALUE"),
+        ([*WORK, "--label", "a=1", "--label", "a=2"], "--label a: it is '1' and '2': give each name one value"),
         (["work", "none.py", *WORK[2:]], "none.py: no such file"),
         (["work", "no_such_module", *WORK[2:]], "no_such_module: no such module"),
         (WORK[:4], "no token: pass --token, or set MOLT_TOKEN"),
@@ -144,6 +147,6 @@ def test_the_options_are_pinned(capsys: pytest.CaptureFixture[str]):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         options += {word.strip("[],") for word in capsys.readouterr().out.split() if word.startswith(("--", "[--"))}
-    expected = """--server --token --concurrency --drain-s --server-timeout --exit-with-parent
+    expected = """--server --token --concurrency --label --drain-s --server-timeout --exit-with-parent
         --tasks --base-url --api-key --model --concurrency --limit --max-tokens --temperature"""
     assert sorted(options) == sorted([*expected.split(), "--help", "--help"])

@@ -122,6 +122,31 @@ async def test_a_wait_that_the_server_asks_for_is_kept(client: JsonClient):
             assert await post(client, server) == Pong(7)
 
 
+async def test_a_server_that_asks_to_wait_is_obeyed_for_longer_than_one_that_is_gone():
+    busy = Response(status=503, headers={"retry-after-ms": "1"})
+    client = JsonClient(busy_limit_s=10.0)
+    try:
+        async with Answers(*[busy] * 5, GOOD) as server:
+            assert await post(client, server, give_up_s=0.0) == Pong(7)
+        async with Answers(busy, None) as server:
+            with pytest.raises(ServerUnavailableError, match=r"no usable answer for 0 s: .*RemoteProtocolError"):
+                await post(client, server, give_up_s=0.0)
+        async with Answers(Response(status=503, headers={"retry-after": "11"})) as server:
+            with pytest.raises(ServerUnavailableError, match=r"no usable answer for 10 s: .*HTTP 503"):
+                await post(client, server, give_up_s=0.0)
+    finally:
+        await client.close()
+
+
+async def test_the_reason_of_a_verdict_is_the_error(client: JsonClient):
+    verdict = b'{"accepted": false, "reason": "it is over", "repeated": %s}'
+    for repeated, code in ((b"true", "repeated"), (b"false", None)):
+        async with Answers(Response(status=409, body=verdict % repeated)) as server:
+            with pytest.raises(FencedError, match=r"HTTP 409: it is over$") as caught:
+                await post(client, server)
+        assert caught.value.code == code
+
+
 async def test_a_server_that_is_gone_is_given_up_after_the_limit(client: JsonClient):
     async with Answers() as server:
         url = server.url

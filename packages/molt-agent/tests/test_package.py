@@ -42,7 +42,8 @@ def test_public_names_are_pinned():
         "AgentRunner ChatAgent ChatAgentRunner Context Env OutcomeKind Result SamplingParams StepEnvRunner StepState"
     )
     errors = (
-        "AgentLoad Authentication Fenced Infrastructure Input InvalidResult MoltAgent Server ServerUnavailable Task"
+        "AgentLoad Authentication Fenced Infrastructure Input InvalidResult MoltAgent NoGrader Server "
+        "ServerUnavailable Task"
     )
     assert set(molt.agents.__all__) == {*classes.split(), *(f"{error}Error" for error in errors.split())}
     assert all(hasattr(molt.agents, name) for name in molt.agents.__all__)

@@ -12,7 +12,7 @@ from molt.agents.rollout import run_lease
 from molt.agents.testing import ScriptedModel
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
-AGENT, ENVIRONMENT, TEST = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+AGENT, GRADED, ENVIRONMENT, TEST = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 async def test_the_agent_and_its_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -25,6 +25,14 @@ async def test_the_agent_and_its_test(tmp_path: Path, monkeypatch: pytest.Monkey
     agent.write_text(AGENT.replace(" == ctx.label", " == 'never said'"))
     with pytest.raises(AssertionError):  # so it was the agent that satisfied the test
         await names["test_my_agent"]()
+
+
+async def test_the_agent_that_grades(tmp_path: Path):
+    (tmp_path / "graded.py").write_text(GRADED)
+    async with ScriptedModel([" 4"]) as model:
+        lease = model.lease({"prompt": "2 + 2 =", "label": "4"})
+        report = await run_lease(load_runner(str(tmp_path / "graded.py")), lease, worker_id="test")
+    assert (report.reward, report.answer) == (1.0, " 4")
 
 
 async def test_the_environment(tmp_path: Path):

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -97,6 +96,76 @@ async def test_it_holds_no_more_leases_than_its_concurrency(leases: ScriptedLeas
     await running
     assert runner.most_running == 3
     assert len(leases.results) == 10
+
+
+async def test_it_says_what_it_has_with_every_request_for_leases(leases: ScriptedLeases):
+    worker = make_worker(leases, concurrency=3, labels={"arch": "arm64"})
+    await worker.run()
+    first, *later = leases.requests
+    assert (first.worker_id, first.capacity, first.concurrency) == (worker.worker_id, 3, 3)
+    assert [request.labels for request in leases.requests] == [{"arch": "arm64"}] * len(leases.requests)
+    assert first.request_id not in {request.request_id for request in later}
+
+
+async def test_every_try_of_a_request_for_leases_has_one_id(leases: ScriptedLeases, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("molt.agents._http.BACKOFF_START_S", 0.001)
+    leases.cut_after("leases")
+    await make_worker(leases, concurrency=1).run()
+    first, second, *_ = leases.requests
+    assert first.request_id == second.request_id
+    assert [(r.lease.rollout_id, r.accepted) for r in leases.results] == [("rollout-0", True)]
+
+
+class OneEnds(Held):
+    """The first rollout ends by itself, as soon as it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end_first = asyncio.Event()
+
+    async def run(self, ctx: Context) -> Result:
+        if ctx.rollout_id != "rollout-0":
+            return await super().run(ctx)
+        self.started.put_nowait(ctx)
+        await self.end_first.wait()
+        return Result(1.0)
+
+
+@pytest.mark.parametrize(("heartbeat_s", "num_released"), [(0.01, 2), (3600.0, 1)], ids=["heartbeat", "result"])
+async def test_the_end_of_the_run_is_learnt_from_any_answer(
+    model: ScriptedModel, heartbeat_s: float, num_released: int
+):
+    """No slot is free, so no lease is asked for: other answers say it, and nobody waits for what still runs."""
+    runner = OneEnds()
+    async with ScriptedLeases(rows(3), session=model.session(), heartbeat_s=heartbeat_s) as leases:
+        running = asyncio.create_task(make_worker(leases, runner, concurrency=2, drain_s=3600.0).run())
+        for _ in range(2):
+            await runner.started.get()
+        leases.finish()
+        if num_released == 1:
+            runner.end_first.set()
+        await running
+    assert leases.num_requests["leases"] == 1
+    assert len(leases.released) == num_released
+
+
+async def test_a_server_that_said_that_it_is_finished_may_go_away(model: ScriptedModel):
+    runner = Held()
+    async with ScriptedLeases(rows(1), session=model.session()) as leases:
+        running = asyncio.create_task(Worker(runner, leases.api(give_up_s=0.01), concurrency=1, drain_s=3600.0).run())
+        await runner.started.get()
+        leases.fail("release", times=1000, status=None)
+        leases.finish()
+        await running
+
+
+async def test_a_result_whose_acknowledgement_was_lost_counts(leases: ScriptedLeases, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("molt.agents._http.BACKOFF_START_S", 0.001)
+    leases.cut_after("result")
+    worker = make_worker(leases)
+    await worker.run()
+    assert outcomes(leases) == [("rollout-0", 1, "completed", False), ("rollout-0", 1, "completed", True)]
+    assert worker.outcomes == {"completed": 1}
 
 
 @pytest.mark.parametrize("leases", [3], indirect=True)
@@ -305,25 +374,6 @@ async def test_a_worker_whose_parent_is_gone_gives_its_leases_back(
     monkeypatch.setattr("os.getppid", lambda: 1)
     await running
     assert [lease.lease_id for lease in leases.released] == ["rollout-0.1"]
-
-
-async def test_an_agent_that_blocks_the_loop_is_pointed_out(
-    leases: ScriptedLeases, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setattr("molt.agents.worker.LATE_S", 0.05)
-    beaten = asyncio.Event()
-
-    class Blocks(AgentRunner):
-        async def run(self, ctx: Context) -> Result:
-            threading.Event().wait(0.3)
-            await beaten.wait()
-            return Result(1.0)
-
-    running = asyncio.create_task(make_worker(leases, Blocks()).run())
-    await leases.wait_until(lambda: bool(leases.heartbeats))
-    beaten.set()
-    await running
-    assert "an agent blocked the event loop for" in caplog.text
 
 
 async def test_a_runner_that_does_not_close_does_not_keep_the_worker(

@@ -12,7 +12,9 @@ from molt.train.actor import rank as module
 from molt.train.actor.rank import ActorRank, CriticRank
 from molt.train.actor.setup import RankSetup
 from molt.train.config import ActorConfig, AlgorithmConfig, CriticConfig, OptimizerConfig
+from molt.train.errors import PayloadLostError
 from molt.train.experience import LocalPayloadStore
+from molt.train.records.refit import Interrupted, RefitReport
 from molt.train.records.window import Microbatch, RankWindow
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -140,6 +142,48 @@ def test_the_supervised_objective_weighs_a_row_as_the_window_says(start, tiny, r
 def test_weights_cannot_be_sent_before_there_is_anyone_to_send_them_to(start):
     with pytest.raises(RuntimeError, match="refit before connect"):
         start().refit(1)
+
+
+class Engines:
+    """Stands for what a refit reaches: remembers the versions that were served."""
+
+    def __init__(self, *_, **__):
+        self.served = []
+
+    def refit(self, version):
+        self.served.append(version)
+        return Interrupted(held=1)
+
+    def shutdown(self):
+        pass
+
+
+def test_weights_are_sent_as_the_version_that_they_are_and_not_below_the_one_that_is_wanted(start, row, monkeypatch):
+    engines = Engines()
+    monkeypatch.setattr(module, "make_refitter", lambda *args, **kwargs: engines)
+    rank = start()
+    rank.connect({}, client=None, transfer="gloo")
+    assert rank.refit(0) == RefitReport(version=0, interrupted=Interrupted(held=1))
+    assert rank.refit(1) == RefitReport(version=0, sent=False)
+    rank.train([window([row([1, 2], [0, 1], [1.0])])], step=1, kl_coef=0.0)
+    assert rank.refit(0).version == 1, "an engine that joins late gets what there is by then, under its own name"
+    assert engines.served == [0, 1]
+
+
+def test_weights_of_an_update_that_failed_half_way_are_of_no_version(start, row, monkeypatch):
+    engines = Engines()
+    monkeypatch.setattr(module, "make_refitter", lambda *args, **kwargs: engines)
+    rank = start()
+    rank.connect({}, client=None, transfer="gloo")
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(module, "update_policy", fail)
+    with pytest.raises(RuntimeError, match="injected"):
+        rank.train([window([row([1, 2], [0, 1], [1.0])])], step=1, kl_coef=0.0)
+    assert not rank.refit(0).sent
+    assert engines.served == []
 
 
 def test_an_algorithm_without_other_models_has_nothing_to_score(start, row):
@@ -288,3 +332,40 @@ def test_policy_and_critic_come_back_from_a_checkpoint_with_the_controller_s_pro
     assert torch.equal(models["policy"].table, tables[0])
     assert torch.equal(models["critic"].lm_head.weight, tables[1])
     assert tables[1].any()
+
+
+class CountingStore(LocalPayloadStore):
+    """Counts what is fetched; `lost` payloads are gone."""
+
+    def __init__(self):
+        self.num_fetched, self.is_lost = 0, False
+
+    def get(self, ref):
+        if self.is_lost:
+            raise PayloadLostError("gone")
+        self.num_fetched += 1
+        return super().get(ref)
+
+
+def test_a_rank_fetches_a_payload_once_a_window_and_keeps_none_afterwards(models, row):
+    store = CountingStore()
+    rank = ActorRank(SETUP, store)
+    rank.start("tcp://nowhere:0")
+    first, second = (window([row([1, 2], [0, 1], [1.0], name=name)]) for name in "ab")
+    rank.reload([first])
+    rank.score(first)
+    rank.reload([first, second])
+    rank.train([first, second], step=1, kl_coef=0.0)
+    assert store.num_fetched == 2
+    rank.reload([first])
+    assert store.num_fetched == 3
+
+
+def test_a_payload_that_is_gone_is_found_out_before_anything_is_trained(models, tiny, row):
+    store = CountingStore()
+    rank = ActorRank(SETUP, store)
+    rank.start("tcp://nowhere:0")
+    before, store.is_lost = tiny.table.clone(), True
+    with pytest.raises(PayloadLostError, match="gone"):
+        rank.reload([window([row([1, 2], [0, 1], [1.0])])])
+    assert torch.equal(tiny.table, before)

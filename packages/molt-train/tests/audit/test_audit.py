@@ -14,10 +14,12 @@ from molt.train.controller.results import experiences_into
 from molt.train.errors import ConfigError
 from molt.train.experience import LocalPayloadStore
 from molt.train.observe.journal import Journal
+from molt.train.pool.frames import encode_frame
 from molt.train.pool.ledger import Ledger
+from molt.train.pool.payloads import PayloadWriter
 from molt.train.pool.pool import Pool
+from molt.train.pool.reader import LedgerReader
 from molt.train.records.rollout import Outcome, Rollout, Task
-from molt.train.records.trajectory import Segment
 from molt.train.records.turn import Turn
 from molt.train.trajectory import build_trajectory
 
@@ -98,17 +100,20 @@ class Run:
 
     def change(self, rollout_id, *, segments=None, turns=None):
         """Rewrite what the ledger holds of a rollout, as a fault of the program would have written it."""
-        db = sqlite3.connect(self.folder / "ledger.db")
-        where = "recording_id = (SELECT recording_id FROM results WHERE rollout_id = ? AND counted)"
-        for column, rewrite, kind in (("segments", segments, Segment), ("turns", turns, Turn)):
-            if rewrite is not None:
-                (blob,) = db.execute(f"SELECT {column} FROM recordings WHERE {where}", (rollout_id,)).fetchone()
-                changed = rewrite(msgspec.msgpack.decode(blob, type=list[kind]))
-                db.execute(
-                    f"UPDATE recordings SET {column} = ? WHERE {where}", (msgspec.msgpack.encode(changed), rollout_id)
-                )
-        db.commit()
-        db.close()
+        reader = LedgerReader.open(self.folder / "ledger.db")
+        (recording,) = [r.recording for r in reader.rollouts(rollout_id.split(".")[0]) if r.rollout_id == rollout_id]
+        reader.close()
+        new_turns = recording.turns if turns is None else turns(recording.turns)
+        new_segments = recording.segments if segments is None else segments(recording.segments)
+        writer = PayloadWriter(self.folder / "payloads")
+        place = writer.append(encode_frame(new_turns, new_segments))
+        writer.close()
+        self.execute(
+            "UPDATE recordings SET file = ?, offset = ?, length = ?, crc = ? WHERE "
+            "recording_id = (SELECT recording_id FROM results WHERE rollout_id = ? AND counted)",
+            *place,
+            rollout_id,
+        )
 
     def change_segment(self, rollout_id, **changes):
         """Change the first segment, which trains `t1` and `t2`."""
@@ -140,6 +145,13 @@ def test_a_sound_run_passes_and_is_counted(run):
     assert report.delivered_fraction == 6 / 8, "one of four turns never reached its client"
     assert report.forks == {"start": 12}
     assert report.untrained == {"not_adopted": 4, "undelivered": 4}
+    assert not report.keep_stale_cache
+
+
+def test_a_run_whose_prefix_cache_outlives_its_weights_is_told_apart(run):
+    path = run.folder / "config.toml"
+    path.write_text(path.read_text().replace("keep_stale_cache = false", "keep_stale_cache = true"))
+    assert audit(run.folder).as_dict()["keep_stale_cache"] is True
 
 
 @pytest.mark.parametrize(
@@ -265,6 +277,36 @@ def test_a_group_that_two_windows_consumed_is_found(run):
 def test_a_consumed_rollout_without_a_result_is_found(run):
     run.execute("UPDATE rollouts SET result_id = NULL WHERE rollout_id = 'g1.0'")
     assert "rollout g1.0 was consumed by update 1 without a result" in violations(run)
+
+
+def test_a_recording_that_its_file_does_not_hold_any_more_is_found_and_the_rest_is_looked_at(run):
+    run.change_segment("g2.0", token_ids=[0] * 8)
+    path = run.folder / "payloads" / "000001.bin"
+    db = sqlite3.connect(run.folder / "ledger.db")
+    places = db.execute("SELECT offset, length FROM recordings ORDER BY recording_id").fetchall()
+    db.close()
+    data = bytearray(path.read_bytes())
+    data[places[1][0] + 30] ^= 1
+    data[places[3][0]] ^= 1
+    path.write_bytes(data)
+    report = audit(run.folder)
+    first, second, *rest = report.violations
+    assert first == f"payload file {str(path)!r}: the record at offset {places[1][0]} is damaged: its checksum is wrong"
+    assert f"the record at offset {places[3][0]} is damaged: its head is another one" in second
+    assert "rollout g1.1 was consumed by update 1 without a recording" in rest
+    assert "rollout g2.0, segment g2.0/0: its tokens are not those of its turns" in rest
+    assert report.num_rollouts == 4
+
+
+def test_a_member_that_was_cut_is_none_of_the_group_and_one_that_was_lost_trains_nothing(run):
+    run.execute("UPDATE rollouts SET result_id = NULL, state = 'cut' WHERE rollout_id = 'g1.0'")
+    run.execute("UPDATE results SET recording_id = NULL, outcome = 'infrastructure' WHERE rollout_id = 'g2.0'")
+    with Journal(run.folder / "metrics.jsonl") as journal:
+        journal.truncate_after(0)
+        for step in (1, 2):
+            journal.append({"step": step, "num_action_tokens": 4})
+    report = audit(run.folder)
+    assert (report.violations, report.num_rollouts, report.num_trained_tokens) == ([], 3, 8)
 
 
 def test_other_trained_tokens_than_the_recordings_hold_are_found(run):

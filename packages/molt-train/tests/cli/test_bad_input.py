@@ -149,6 +149,11 @@ def test_a_missing_task_file(config, refused, tmp_path):
     assert message == f"task file {str(tmp_path / 'none.jsonl')!r} cannot be read: No such file or directory"
 
 
+def test_a_missing_file_of_a_data_set(config, refused):
+    message = refused("run", config, "data.path=", 'data.sets=[{name="a", path="none.jsonl"}]')
+    assert message == "task file 'none.jsonl' cannot be read: No such file or directory"
+
+
 @pytest.mark.parametrize("command", ["run", "server"])
 def test_a_port_in_use(config, refused, taken_port, command):
     message = refused(command, config, f"server.port={taken_port}")

@@ -161,16 +161,18 @@ async def test_engines_sample_by_seeds_of_their_own(fleet, handles, events):
     assert fleet.actors == handles
 
 
-async def test_the_dead_are_found(fleet, handles):
-    assert await fleet.dead() == []
-    handles[1].answers["check_health"] = RayActorError()
-    assert await fleet.dead() == [1]
+async def test_an_engine_at_fault_says_why(fleet, handles):
+    assert await fleet.fault(1) is None
+    handles[1].answers["check_health"] = of_ray(EngineDeadError("a refit failed at its start"))
+    assert "a refit failed at its start" in await fleet.fault(1)
+    assert await fleet.fault(0) is None
 
 
 async def test_a_dead_engine_is_replaced_under_its_number(fleet, handles, events):
-    await fleet.replace([1])
+    fleet.stop(1, "gone")
+    await fleet.restart(1)
     assert events == [
-        ("engine_died", {"engine": 1, "restarts_left": 2}),
+        ("engine_died", {"engine": 1, "reason": "gone", "restarts_left": 2}),
         ("engine_restarted", {"engine": 1, "pid": 2}),
     ]
     assert [handle.is_killed for handle in handles] == [False, True, False]
@@ -178,12 +180,35 @@ async def test_a_dead_engine_is_replaced_under_its_number(fleet, handles, events
     assert handles[2].setup == handles[1].setup
 
 
+async def test_one_that_does_not_start_costs_a_restart_too(events):
+    made = []
+
+    def make(setup):
+        engine = RayEngine(setup)
+        if len(made) == 2:
+            engine.actor.answers["start"] = RayActorError()
+        made.append(engine)
+        return engine
+
+    fleet = EngineFleet(SETUP, on_change=lambda kind, detail: events.append((kind, detail)), make=make)
+    fleet.stop(0, "gone")
+    await fleet.restart(0)
+    assert [(kind, detail.get("restarts_left")) for kind, detail in events] == [
+        ("engine_died", 2),
+        ("engine_died", 1),
+        ("engine_restarted", None),
+    ]
+    assert made[2].actor.is_killed
+    assert fleet.engines[0] is made[3]
+
+
 async def test_more_deaths_than_restarts_end_the_run(fleet, events):
-    await fleet.replace([0])
-    await fleet.replace([1])
+    await fleet.restart(0)
+    await fleet.restart(1)
     with pytest.raises(RunError, match=r"engine 0 died and engine\.max_restarts = 2 is spent"):
-        await fleet.replace([0])
-    assert events[-1] == ("engine_died", {"engine": 0, "restarts_left": 0})
+        await fleet.restart(0)
+    fleet.stop(0, "gone")
+    assert events[-1] == ("engine_died", {"engine": 0, "reason": "gone", "restarts_left": 0})
 
 
 def test_all_engines_end_with_the_run(fleet, handles):

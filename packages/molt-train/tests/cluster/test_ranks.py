@@ -12,9 +12,11 @@ from molt.train.actor.setup import RankSetup
 from molt.train.cluster import ranks as module
 from molt.train.cluster.placement import Placement
 from molt.train.cluster.ranks import ActorGroup
+from molt.train.cluster.weight_sync import TRANSFER_TIMEOUT_S
 from molt.train.config import ActorConfig, AlgorithmConfig, CriticConfig
-from molt.train.errors import ActorError, StallError
+from molt.train.errors import ActorDeadError, ActorError, PayloadLostError, RunError
 from molt.train.experience import LocalPayloadStore
+from molt.train.observe.waits import Waits
 from molt.train.records.experience import Experience
 from molt.train.records.window import Microbatch, Row, Scores, StepReport, TrainWindow
 
@@ -39,6 +41,7 @@ class Rank:
         self.answers = {}
         """By method, what it answers."""
         self.call = SimpleNamespace(remote=self._call)
+        self.pid = SimpleNamespace(remote=self._pid)
 
     async def _call(self, method, *args, **kwargs):
         self.calls.append((method, args, kwargs))
@@ -47,6 +50,11 @@ class Rank:
         if self.fault is False:
             await asyncio.Event().wait()
         return self.answers.get(method, f"{method} on {self.setup.rank}")
+
+    async def _pid(self):
+        if self.is_killed:
+            raise RayActorError
+        return 100 + self.setup.rank
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +137,8 @@ async def test_every_rank_gets_its_share_of_every_step_and_the_denominator_of_al
     windows = [train_window("0a", "0b"), train_window("1a", "1b")]
     assert await group.train(windows, kl_coef=0.25, supervised=supervised) == f"{method} on 0"
     for rank, letter in zip(ranks, "ab", strict=True):
-        ((called, (shares,), options),) = rank.calls
+        reload, (called, (shares,), options) = rank.calls
+        assert reload == ("reload", (shares,), {})
         assert (called, options) == (method, {"step": 7} | also)
         assert [share.microbatches[0].rows[0].experience.segment_id for share in shares] == [f"0{letter}", f"1{letter}"]
         assert [share.num_action_tokens for share in shares] == [2, 2]
@@ -140,7 +149,8 @@ async def test_scores_come_rank_by_rank(group, ranks):
     ranks[0].answers["score"], ranks[1].answers["score"] = [first], [second, third]
     assert await group.score(train_window("a", "b")) == [first, second, third]
     for rank, name in zip(ranks, "ab", strict=True):
-        ((_, (share,), _),) = rank.calls
+        reload, (_, (share,), _) = rank.calls
+        assert reload == ("reload", ([share],), {})
         assert share.microbatches[0].rows[0].experience.segment_id == name
 
 
@@ -178,8 +188,9 @@ async def test_a_critic_of_its_own_trains_on_the_same_window_and_its_metrics_joi
     ranks[0].answers["train"], ranks[2].answers["train"] = report(ratio_mean=1.0), {"value_loss": 0.5}
     done = await group_with_critic.train([train_window("a", "b")], kl_coef=0.5)
     assert done.metrics == {"ratio_mean": 1.0, "value_loss": 0.5}
-    assert [rank.calls[0][2] for rank in ranks] == [{"step": 7, "kl_coef": 0.5}] * 2 + [{"step": 7}] * 2
-    names = [rank.calls[0][1][0][0].microbatches[0].rows[0].experience.segment_id for rank in ranks]
+    assert [[call[0] for call in rank.calls] for rank in ranks] == [["reload", "train"]] * 4
+    assert [rank.calls[1][2] for rank in ranks] == [{"step": 7, "kl_coef": 0.5}] * 2 + [{"step": 7}] * 2
+    names = [rank.calls[1][1][0][0].microbatches[0].rows[0].experience.segment_id for rank in ranks]
     assert names == ["a", "b", "a", "b"]
 
 
@@ -220,10 +231,9 @@ async def test_the_peak_is_that_of_the_fullest_rank_of_the_policy(group_with_cri
 async def test_the_transfer_group_is_the_sender_and_every_worker_of_every_engine(group, ranks):
     await group.connect(["e0", "e1", "e2"], workers_per_engine=2)
     await group.refit(5)
-    (method, (init, client), _), refit = ranks[0].calls
+    (method, (init, _client), _), refit = ranks[0].calls
     assert method == "connect"
-    assert init == {"host": "10.0.0.1", "port": 4711, "world_size": 7, "timeout_s": 5.0}
-    assert client.version == 0
+    assert init == {"host": "10.0.0.1", "port": 4711, "world_size": 7, "timeout_s": TRANSFER_TIMEOUT_S}
     assert refit == ("refit", (5,), {})
 
 
@@ -240,16 +250,25 @@ async def test_a_rank_that_fails_or_dies_is_an_actor_error_that_names_the_call(g
         await group.save(tmp_path, step=1, progress={})
 
 
+@pytest.mark.parametrize("call", ["score", "train"])
+async def test_a_lost_payload_is_told_before_any_rank_begins(group, ranks, call):
+    ranks[1].fault = RayTaskError("m", "traceback", PayloadLostError("gone")).as_instanceof_cause()
+    window = train_window("a", "b")
+    with pytest.raises(PayloadLostError, match="gone"):
+        await (group.score(window) if call == "score" else group.train([window]))
+    assert [[method for method, _, _ in rank.calls] for rank in ranks] == [["reload"]] * 2
+
+
 async def test_a_fault_of_the_critic_names_the_critic(group_with_critic, ranks, tmp_path):
     ranks[3].fault = RayActorError()
     with pytest.raises(ActorError, match="a rank of the critic died in 'load'"):
         await group_with_critic.load(tmp_path)
 
 
-async def test_ranks_that_never_answer_stall_under_the_name_of_the_call(ranks):
+async def test_ranks_that_never_answer_count_as_dead_under_the_name_of_the_call(ranks):
     group = ActorGroup(SETUP, LocalPayloadStore(), placement=Placement(0, 0, "gloo"), timeout_s=0.01)
     ranks[0].fault = False
-    with pytest.raises(StallError, match="did not finish 'refit' within 0 s"):
+    with pytest.raises(ActorDeadError, match="did not finish 'refit' within 0 s"):
         await group.refit(1)
 
 
@@ -257,3 +276,107 @@ def test_all_ranks_end_with_the_run(group_with_critic, ranks):
     group_with_critic.kill()
     assert len(ranks) == 4
     assert all(rank.is_killed for rank in ranks)
+
+
+# Deaths.
+
+
+BROKEN = RayTaskError("m", "traceback", RuntimeError("connection closed by peer")).as_instanceof_cause()
+"""What a collective says of a member that died."""
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+@pytest.fixture
+def watched(events):
+    """A group whose changes are kept; it survives one death."""
+    setup = msgspec.structs.replace(SETUP, actor=ActorConfig(max_restarts=1))
+    tell = lambda kind, detail: events.append((kind, detail))  # noqa: E731
+    return ActorGroup(setup, LocalPayloadStore(), placement=Placement(0, 0, "gloo"), timeout_s=5.0, on_change=tell)
+
+
+async def test_a_rank_that_dies_is_dead_and_one_that_refuses_is_not(group, ranks, tmp_path):
+    ranks[0].fault = RayActorError()
+    with pytest.raises(ActorDeadError):
+        await group.export(tmp_path)
+    ranks[0].fault = BROKEN
+    with pytest.raises(ActorError, match="connection closed") as refused:
+        await group.export(tmp_path)
+    assert not isinstance(refused.value, ActorDeadError)
+
+
+async def test_an_error_of_an_engine_that_died_is_no_death_of_the_rank_that_met_it(group, ranks):
+    ranks[0].fault = RayTaskError("m", "traceback", RayActorError()).as_instanceof_cause()
+    with pytest.raises(ActorError) as met:
+        await group.refit(1)
+    assert not isinstance(met.value, ActorDeadError)
+
+
+async def test_a_collective_that_fails_since_another_rank_died_is_a_death(group, ranks, tmp_path):
+    dies = asyncio.Event()
+    ranks[0].fault = BROKEN
+
+    async def die(method, *args, **kwargs):
+        await dies.wait()
+        raise RayActorError
+
+    ranks[1].call = SimpleNamespace(remote=die)
+    export = asyncio.create_task(group.export(tmp_path))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not export.done(), "the other's death may still show"
+    dies.set()
+    with pytest.raises(ActorDeadError):
+        await export
+
+
+async def test_a_refusal_does_not_wait_for_ever_for_a_death(group, ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "DEATH_GRACE_S", 0.01)
+    ranks[0].fault, ranks[1].fault = BROKEN, False
+    with pytest.raises(ActorError, match="connection closed"):
+        await group.export(tmp_path)
+
+
+async def test_every_call_is_a_wait_with_a_name_and_a_limit(group, ranks):
+    waits = Waits(lambda: 0.0)
+    group = ActorGroup(SETUP, LocalPayloadStore(), placement=Placement(0, 0, "gloo"), timeout_s=5.0, waits=waits)
+    ranks[-1].fault = False
+    refit = asyncio.create_task(group.refit(1))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert [(wait.name, wait.limit_s) for wait in waits.now()] == [("the actor ranks to refit", 5.0)]
+    refit.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await refit
+    assert waits.now() == []
+
+
+async def test_new_ranks_take_the_place_of_dead_ones(watched, ranks, events):
+    await watched.start()
+    await watched.restart(ActorDeadError("a rank died in 'train'"))
+    assert [rank.is_killed for rank in ranks] == [True, True, False, False]
+    assert [rank.setup.rank for rank in ranks[2:]] == [0, 1]
+    assert [rank.calls for rank in ranks[2:]] == [[("start", ("tcp://10.0.0.1:4711",), {})]] * 2
+    await watched.check_health()
+    assert await watched.refit(1) == "refit on 0"
+    assert events == [
+        ("actor_started", {"pids": [100, 101]}),
+        ("actor_died", {"error": "a rank died in 'train'", "restarts_left": 1}),
+        ("actor_restarted", {"pids": [100, 101]}),
+    ]
+
+
+async def test_the_last_death_but_one_is_survived(watched, ranks):
+    await watched.restart(ActorDeadError("first"))
+    with pytest.raises(RunError, match=r"second \(actor.max_restarts = 1 is spent\)"):
+        await watched.restart(ActorDeadError("second"))
+
+
+async def test_a_rank_that_is_gone_is_found_without_being_asked_for_anything(group, ranks):
+    await group.check_health()
+    ranks[1].is_killed = True
+    with pytest.raises(ActorDeadError, match="a rank of the actor died in 'pid'"):
+        await group.check_health()

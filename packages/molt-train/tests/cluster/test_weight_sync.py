@@ -6,6 +6,7 @@ import pytest
 
 from molt.train.cluster import weight_sync as module
 from molt.train.cluster.weight_sync import RayWeightSync
+from molt.train.records.refit import Interrupted
 
 
 class Engine:
@@ -18,10 +19,18 @@ class Engine:
 
 @pytest.fixture
 def waits(monkeypatch):
-    """What was waited for, and how long at most."""
+    """What was waited for, and how long at most. Every engine answers what `answers` has for the method."""
     seen = []
-    monkeypatch.setattr(module.ray, "get", lambda calls, timeout: seen.append((calls, timeout)))
+
+    def get(calls, timeout):
+        seen.append((calls, timeout))
+        return [ANSWERS.get(name) for name in calls]
+
+    monkeypatch.setattr(module.ray, "get", get)
     return seen
+
+
+ANSWERS = {"weight_digests": [{"w": "a"}, {"w": "b"}], "serve": Interrupted(held=1, anew=2)}
 
 
 @pytest.fixture
@@ -41,21 +50,19 @@ def test_the_workers_of_the_engines_are_numbered_after_the_sender(client, engine
     ]
 
 
-def test_a_refit_reaches_every_engine_and_announces_the_version_that_was_set(client, engines, waits):
-    client.version = 8
+def test_a_refit_reaches_every_engine_and_announces_the_version_at_the_end(client, engines, waits):
     client.start_weight_update()
     client.update_weights({"names": ["w"]})
-    client.finish_weight_update()
+    client.finish_weight_update("the version that a sender of vLLM names is not ours")
+    assert client.weight_digests() == [{"w": "a"}, {"w": "b"}] * 3
+    assert client.serve(8) == Interrupted(held=3, anew=6)
     for engine in engines:
         assert engine.calls == [
             ("start_weight_update", {}),
             ("update_weights", {"update_info": {"names": ["w"]}}),
-            ("finish_weight_update", {"version": 8}),
+            ("finish_weight_update", {}),
+            ("weight_digests", {}),
+            ("serve", {"version": 8}),
         ]
-    assert waits == [([name] * 3, 60.0) for name in ("start_weight_update", "update_weights", "finish_weight_update")]
-
-
-def test_the_version_that_a_sender_of_vllm_names_is_not_ours(client, engines):
-    client.version = 8
-    client.finish_weight_update("step-1")
-    assert engines[0].calls == [("finish_weight_update", {"version": 8})]
+    names = ("start_weight_update", "update_weights", "finish_weight_update", "weight_digests", "serve")
+    assert waits == [([name] * 3, 60.0) for name in names]

@@ -24,8 +24,3 @@ def test_training_samples_as_the_loss_assumes(policy):
         f"rollout.sampling_policy is {policy!r}, but training needs the sampling that the loss assumes: "
         "set it to 'enforce'"
     )
-
-
-def test_evaluations_need_held_out_rows():
-    assert refusal("eval.every=5").startswith("eval.every is 5, which has no effect without held-out rows")
-    assert refusal("eval.every=5", "eval.path=held_out.jsonl") is None

@@ -43,10 +43,11 @@ class Workers:
     def __init__(self, pool):
         self.pool = pool
 
-    def report(self, assignment, *, version=0, reward=1.0, kind="completed", info=None):
+    def report(self, assignment, *, version=0, reward=1.0, kind="completed", info=None, answer=None):
         turns = [one_turn(assignment.lease_id, version)]
         segments = build_trajectory(assignment.lease_id, turns).segments
-        outcome = Outcome(kind=kind, reward=reward if kind in ("completed", "truncated") else None, info=info or {})
+        reward = reward if kind in ("completed", "truncated") else None
+        outcome = Outcome(kind=kind, reward=reward, info=info or {}, answer=answer)
         rollout = Rollout(
             rollout_id=assignment.rollout_id,
             group_id=assignment.group_id,

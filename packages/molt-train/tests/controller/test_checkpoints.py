@@ -1,5 +1,9 @@
 """Checkpoints are whole or absent, and no more of them stay than were asked for."""
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 
 from molt.train.controller.checkpoints import Checkpoints
@@ -64,3 +68,81 @@ def test_the_names_are_found_again_by_another_process(tmp_path):
     write(first, 1234567)
     first.commit(1234567)
     assert Checkpoints(tmp_path, keep=2).latest() == (1234567, tmp_path / "step-1234567")
+
+
+def test_the_best_one_stays_however_old_it_is(checkpoints):
+    for step in (1, 2):
+        write(checkpoints, step)
+        checkpoints.commit(step)
+    assert checkpoints.best is None
+    checkpoints.mark_best(1)
+    for step in (3, 4, 5):
+        write(checkpoints, step)
+        checkpoints.commit(step)
+    assert (checkpoints.steps(), checkpoints.best) == ([1, 4, 5], 1)
+    assert checkpoints.latest()[0] == 5
+
+
+def test_the_former_best_one_goes_when_it_is_old(checkpoints):
+    for step in (1, 2, 3):
+        write(checkpoints, step)
+        checkpoints.commit(step)
+        checkpoints.mark_best(1 if step < 3 else 3)
+    assert (checkpoints.steps(), checkpoints.best) == ([2, 3], 3)
+
+
+def test_the_mark_is_a_link_that_another_process_reads_and_that_moves_with_the_folder(tmp_path):
+    first = Checkpoints(tmp_path / "run", keep=1)
+    for step in (1, 2):
+        write(first, step, str(step))
+        first.commit(step)
+        first.mark_best(1)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert Checkpoints(tmp_path / "moved", keep=1).best == 1
+    assert (tmp_path / "moved" / "best" / "state").read_text() == "1"
+
+
+def test_only_a_checkpoint_can_be_the_best(checkpoints):
+    with pytest.raises(ValueError, match="update 7 has no checkpoint"):
+        checkpoints.mark_best(7)
+
+
+def test_what_a_checkpoint_holds_is_on_the_disk_before_it_gets_its_name(checkpoints, monkeypatch):
+    """A loss of power after the rename must not find an empty file under the checkpoint's name."""
+    order, rename, fsync = [], Path.rename, os.fsync
+
+    def spy_rename(path, target):
+        order.append(f"{path.name} -> {target.name}")
+        return rename(path, target)
+
+    def spy_fsync(descriptor):
+        order.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    folder = write(checkpoints, 1)
+    (folder / "model").mkdir()
+    (folder / "model" / "weights").write_text("w")
+    monkeypatch.setattr(Path, "rename", spy_rename)
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    checkpoints.commit(1)
+    renamed = order.index("step-000001.partial -> step-000001")
+    assert {"state", "weights", "model", "step-000001.partial"} <= set(order[:renamed])
+    assert order[renamed + 1 :] == ["checkpoints"]
+
+
+def test_a_checkpoint_that_a_kill_left_half_removed_is_none(checkpoints, monkeypatch):
+    for step in (1, 2):
+        write(checkpoints, step)
+        checkpoints.commit(step)
+    write(checkpoints, 3)
+    remove = shutil.rmtree
+
+    def die(path, **options):
+        if path.name.endswith(".removed") and path.exists():
+            raise KeyboardInterrupt
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", die)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.commit(3)
+    assert checkpoints.steps() == [2, 3]

@@ -1,55 +1,16 @@
-"""Evaluation: every held-out task, so often, on one policy version, and what of it counts."""
+"""Evaluation: every held-out task, so often, pinned or beside training, and one row of what came of it."""
 
 import asyncio
 
 import msgspec
 import pytest
 
-from molt.train.controller.evaluation import Evaluation, info_means, summarise
+from molt.train.config import EvalConfig
+from molt.train.controller.evaluation import Evaluation, best_step
 from molt.train.errors import StallError
 from molt.train.observe.journal import Journal, read_journal
-from molt.train.records.rollout import Outcome, Rollout
 
-
-def rollout(kind, *, reward=None, score=None, info=None):
-    outcome = Outcome(kind=kind, reward=reward, score=score, info=info or {})
-    return Rollout(rollout_id="r", group_id="g", attempt=1, outcome=outcome, experiences=())
-
-
-def test_the_mean_is_over_what_says_something_about_the_policy():
-    summary = summarise(
-        [
-            rollout("completed", reward=1.0),
-            rollout("truncated", reward=0.5),
-            rollout("failed"),
-            rollout("timeout"),
-            rollout("infrastructure"),
-        ]
-    )
-    assert summary["reward_mean"] == 1.5 / 4  # the failed and the late count 0, the lost one nowhere
-    assert summary["num_rollouts"] == 4
-    assert summary["outcomes"] == {"completed": 1, "truncated": 1, "failed": 1, "timeout": 1, "infrastructure": 1}
-
-
-def test_a_score_stands_for_the_reward_where_an_agent_gives_one():
-    assert summarise([rollout("completed", reward=0.0, score=1.0)])["reward_mean"] == 1.0
-    assert summarise([rollout("completed", reward=1.0, score=0.0)])["reward_mean"] == 0.0
-
-
-def test_nothing_to_count_is_a_mean_of_zero():
-    assert summarise([rollout("infrastructure")])["reward_mean"] == 0.0
-    assert summarise([])["num_rollouts"] == 0
-
-
-def test_info_is_averaged_over_the_rollouts_that_gave_it():
-    means = info_means(
-        [
-            rollout("completed", reward=1.0, info={"tool_calls": 2, "seconds": 0.5, "path": "a", "solved": True}),
-            rollout("failed", info={"tool_calls": 0}),
-            rollout("completed", reward=1.0),
-        ]
-    )
-    assert means == {"tool_calls": 1.0, "seconds": 0.5}  # text and truth values have no mean
+SETTINGS = EvalConfig(samples=2)
 
 
 class Stall:
@@ -72,22 +33,34 @@ def journal(tmp_path):
 
 @pytest.fixture
 def evaluation(pool, tasks, journal):
-    return Evaluation(pool, tasks, num_samples=2, journal=journal, stall=Stall())
+    return Evaluation(pool, tasks, settings=SETTINGS, journal=journal, stall=Stall())
 
 
 async def test_every_task_is_rolled_out_so_often_and_one_row_is_written(evaluation, pool, journal, make_workers):
     rewards = iter([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
     workers = make_workers(pool)
-    serving = asyncio.create_task(workers.serve(lambda _: {"reward": next(rewards), "info": {"calls": 2}}))
+    serving = asyncio.create_task(
+        workers.serve(lambda _: {"reward": next(rewards), "info": {"calls": 2}, "version": 4})
+    )
     row = await evaluation(step=4, policy_version=4)
     serving.cancel()
     assert row == {
         "step": 4,
         "policy_version": 4,
         "reward_mean": 0.5,
+        "avg@2": 0.5,
+        "standard_error": pytest.approx(0.5 / 3**0.5),
+        "pass@1": 0.5,
+        "pass@2": pytest.approx(2 / 3),
+        "num_tasks": 3,
         "num_rollouts": 6,
+        "num_missing": 0,
         "outcomes": {"completed": 6},
+        "num_action_tokens_mean": 2.0,
+        "oldest_version": 4,
+        "newest_version": 4,
         "info_mean": {"calls": 2.0},
+        "num_skipped": 0,
     }
     assert read_journal(journal.path) == [msgspec.json.decode(msgspec.json.encode(row))]
 
@@ -97,7 +70,7 @@ async def test_what_has_been_evaluated_is_known_to_a_later_process(evaluation, p
     serving = asyncio.create_task(make_workers(pool).serve(lambda _: {}))
     await evaluation(step=3, policy_version=3)
     serving.cancel()
-    again = Evaluation(pool, [], num_samples=2, journal=journal, stall=Stall())
+    again = Evaluation(pool, [], settings=SETTINGS, journal=journal, stall=Stall())
     assert (again.is_done(3), again.is_done(4)) == (True, False)
 
 
@@ -112,3 +85,51 @@ async def test_its_groups_are_never_trained_on(evaluation, pool, make_workers):
 async def test_workers_that_never_answer_stall_it(evaluation):
     with pytest.raises(StallError, match="waiting for evaluation rollouts"):
         await evaluation(step=0, policy_version=0)
+
+
+async def test_beside_training_its_row_says_which_versions_it_spans(evaluation, pool, journal, make_workers):
+    workers = make_workers(pool)
+    assert evaluation.start(step=2, policy_version=2)
+    assert await evaluation.poll() is None
+    for version, assignment in enumerate(pool.acquire("w", 6), start=2):
+        assert await evaluation.poll() is None
+        workers.report(assignment, version=version)
+    row = await evaluation.poll()
+    assert row is not None
+    assert (row["step"], row["policy_version"]) == (2, 2)
+    assert (row["oldest_version"], row["newest_version"]) == (2, 7)
+    assert not evaluation.is_running
+    assert await evaluation.poll() is None, "a row is written once"
+    assert len(read_journal(journal.path)) == 1
+
+
+async def test_one_that_falls_due_before_the_last_has_ended_is_skipped_and_counted(evaluation, pool, make_workers):
+    assert evaluation.start(step=2, policy_version=2)
+    assert not evaluation.start(step=4, policy_version=4)
+    make_workers(pool).finish_all(version=2)
+    row = await evaluation.finish()
+    assert (row["step"], row["num_skipped"]) == (2, 1)
+    assert await evaluation.finish() is None
+
+
+async def test_a_pinned_one_waits_for_the_one_beside_training(evaluation, pool, journal, make_workers):
+    serving = asyncio.create_task(make_workers(pool).serve(lambda _: {}))
+    evaluation.start(step=2, policy_version=2)
+    await evaluation(step=6, policy_version=6)
+    serving.cancel()
+    assert [row["step"] for row in read_journal(journal.path)] == [2, 6]
+
+
+def rated(*rewards):
+    return [{"step": step, "reward_mean": reward, "num_rollouts": 4} for step, reward in enumerate(rewards)]
+
+
+def test_the_best_is_the_earliest_with_the_highest_mean():
+    assert best_step(rated(0.1, 0.2, 0.7, 0.7, 0.3)) == 2
+
+
+def test_the_policy_before_training_is_no_checkpoint_and_an_evaluation_of_nothing_is_none():
+    assert best_step([]) is None
+    assert best_step(rated(0.9)) is None
+    assert best_step(rated(0.9, 0.1)) == 1
+    assert best_step([*rated(0.9, -0.5), {"step": 2, "reward_mean": 0.0, "num_rollouts": 0}]) == 1

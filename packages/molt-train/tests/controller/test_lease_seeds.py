@@ -5,11 +5,12 @@ import pytest
 from molt.agents.protocol import LeaseRequest, ReleaseRequest, SessionRequest
 from molt.train.config import Config, DataConfig, RolloutConfig, RunConfig, TrainConfig
 from molt.train.controller.admission import Admission
+from molt.train.controller.desk import DeskSettings, RolloutDesk
 from molt.train.controller.results import experiences_into
-from molt.train.controller.rollouts import DeskSettings, RolloutDesk
 from molt.train.experience import LocalPayloadStore
 from molt.train.gateway.seeds import seed_of
 from molt.train.gateway.sessions import Sessions
+from molt.train.pool.tasks import Dataset
 
 
 class Run:
@@ -23,7 +24,7 @@ class Run:
             data=DataConfig(shuffle=False),
         )
         self.sessions = Sessions()
-        admission = Admission(config, pool, tasks)
+        admission = Admission(config, pool, [Dataset(tasks=tasks)])
         admission.paused = False
         self.desk = RolloutDesk(
             pool,

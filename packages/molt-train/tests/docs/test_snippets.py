@@ -68,7 +68,7 @@ def test_every_command_is_one(command):
         words = words[next(index for index, word in enumerate(words) if word in PROGRAMS) :]
     match words:
         case ["molt-train", *arguments]:
-            args = train_cli._parser().parse_args(arguments)
+            args = train_cli._parse(arguments)
             load_config(None, getattr(args, "overrides", []), Config)
         case ["molt-agent", *arguments]:
             agents_cli._parser().parse_args(arguments)

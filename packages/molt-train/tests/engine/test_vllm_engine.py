@@ -13,6 +13,7 @@ from molt.train.config import EngineConfig
 from molt.train.engine.protocol import EngineChunk, EngineRequest, EngineSampling, Grammar
 from molt.train.engine.vllm import VllmEngine, VllmSetup
 from molt.train.errors import EngineDeadError, EngineError, EngineOverloadedError, EngineRequestError
+from molt.train.records.refit import Interrupted
 
 
 class Kind(enum.Enum):
@@ -99,6 +100,16 @@ class Queue:
         self.closed = True
 
 
+class Processor:
+    """Stands for vLLM's OutputProcessor: the requests that are not finished, by their internal id."""
+
+    def __init__(self):
+        self.request_states = {}
+
+    def has_unfinished_requests(self):
+        return bool(self.request_states)
+
+
 class Llm:
     """Stands for AsyncLLM: gives the outputs that the test has laid out, or fails."""
 
@@ -107,6 +118,9 @@ class Llm:
         self.calls, self.log, self.queues = [], [], []
         self.takes = asyncio.Event()
         self.takes.set()
+        self.fails_in = None
+        self.version, self.told = "3", None
+        self.output_processor = Processor()
 
     async def add_request(self, request_id, prompt, params):
         self.calls.append((prompt, params, request_id))
@@ -117,20 +131,36 @@ class Llm:
     async def abort(self, request_id, *, internal=False):
         self.log.append(("abort", request_id, internal))
 
+    async def collective_rpc(self, method, args=()):
+        self._step(method, *args)
+        return [{"w": "digest"}] if method == "refit_digests" else [True]
+
+    async def update_weight_version(self, version):
+        self._step("version", version)
+        self.version = version
+
+    async def get_weight_version(self):
+        return self.told or self.version
+
+    def _step(self, *call):
+        self.log.append(call)
+        if call[0] == self.fails_in:
+            raise RuntimeError("injected")
+
     async def pause_generation(self, **options):
-        self.log.append(("pause", options))
+        self._step("pause", options)
 
     async def start_weight_update(self):
-        self.log.append(("start",))
+        self._step("start")
 
     async def update_weights(self, request):
-        self.log.append(("update", request.update_info))
+        self._step("update", request.update_info)
 
-    async def finish_weight_update(self, version):
-        self.log.append(("finish", version))
+    async def finish_weight_update(self):
+        self._step("finish")
 
     async def resume_generation(self):
-        self.log.append(("resume",))
+        self._step("resume")
 
     def shutdown(self):
         self.log.append(("shutdown",))
@@ -146,6 +176,14 @@ def engine(llm):
     engine = VllmEngine(VllmSetup(model_path="m", engine=EngineConfig(), seed=0, gpus=0, transfer="gloo", version=3))
     engine._llm = llm  # what `start` would have loaded
     return engine
+
+
+async def refit(engine, version):
+    await engine.start_weight_update()
+    await engine.update_weights({"names": ["w"]})
+    await engine.finish_weight_update()
+    await engine.weight_digests()
+    return await engine.serve(version)
 
 
 def request(**sampling):
@@ -269,8 +307,7 @@ async def test_a_whole_answer_is_asked_for_whole_and_a_stream_in_pieces(engine, 
 async def test_the_prompts_cache_is_salted_with_the_version_that_is_served(engine, llm):
     llm.outputs = [output([5], finish="stop")]
     await engine.generate(request())
-    await engine.start_weight_update()
-    await engine.finish_weight_update(4)
+    await refit(engine, 4)
     await engine.generate(request())
     assert [prompt for prompt, _, _ in llm.calls] == [
         {"prompt_token_ids": [1, 2], "cache_salt": "3"},
@@ -382,7 +419,10 @@ async def test_requests_that_come_in_while_weights_change_wait_for_the_new_versi
     await asyncio.sleep(0)
     assert (llm.calls, waiting.done()) == ([], False)
     await engine.update_weights({"names": ["w"]})
-    await engine.finish_weight_update(4)
+    await engine.finish_weight_update()
+    await asyncio.sleep(0)
+    assert llm.calls == [], "weights that are ready are not served before they are compared"
+    await engine.serve(4)
     await waiting
     assert llm.calls[0][0]["cache_salt"] == "4"
     assert await engine.check_health() == 4
@@ -391,14 +431,233 @@ async def test_requests_that_come_in_while_weights_change_wait_for_the_new_versi
 async def test_an_update_pauses_with_what_was_sampled_and_resumes_after_the_version_is_told(engine, llm):
     await engine.start_weight_update()
     await engine.update_weights({"names": ["w"]})
-    await engine.finish_weight_update(4)
+    await engine.finish_weight_update()
+    assert await engine.weight_digests() == [{"w": "digest"}]
+    await engine.serve(4)
     assert llm.log == [
         ("pause", {"mode": "keep", "clear_cache": False}),
         ("start",),
         ("update", {"names": ["w"]}),
-        ("finish", "4"),
+        ("finish",),
+        ("refit_digests",),
+        ("version", "4"),
         ("resume",),
     ]
+
+
+class Running:
+    """A generation that vLLM has, with `sampled` behind it; `tell` lets its reader see more."""
+
+    def __init__(self, engine, llm, name, *, sampled=(), streamed=True):
+        llm.outputs = []
+        self._llm, self.name, self.chunks = llm, name, []
+        self._task = asyncio.create_task(self._read(engine, streamed))
+        self._is_sampled = bool(sampled)
+        self._sampled = sampled
+
+    async def _read(self, engine, streamed):
+        asked = msgspec.structs.replace(request(), request_id=self.name)
+        if streamed:
+            async for chunk in engine.stream(asked):
+                self.chunks.append(chunk)
+        else:
+            self.chunks.append(await engine.generate(asked))
+
+    async def begin(self):
+        await settle()
+        queue = self.queue
+        self._llm.output_processor.request_states[queue.request_id] = SimpleNamespace(
+            is_prefilling=not self._is_sampled
+        )
+        if self._sampled:
+            queue.put(output(list(self._sampled)))
+            await settle()
+
+    @property
+    def queue(self):
+        return next(q for q in reversed(self._llm.queues) if q.request_id == f"{self.name}-internal")
+
+    async def finish(self, *tokens, finish="stop", versions=("3",)):
+        self._llm.output_processor.request_states.pop(self.queue.request_id, None)
+        spans = [(version, i, i + 1) for i, version in enumerate(versions)]
+        self.queue.put(output(list(tokens), spans=spans, finish=finish))
+        await settle()
+
+    async def end(self):
+        async with asyncio.timeout(5):
+            await self._task
+        return [token for chunk in self.chunks for token in chunk.token_ids]
+
+
+async def settle():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def with_settings(engine, **settings):
+    engine._settings = EngineConfig(**settings)
+    return engine
+
+
+@pytest.fixture
+def live_queues(monkeypatch):
+    """Queues that take what the test puts into them."""
+
+    class Live(asyncio.Queue):
+        def __init__(self, request_id, outputs, fault):
+            super().__init__()
+            self.request_id, self.closed = f"{request_id}-internal", False
+
+        def get_nowait(self):
+            return None if self.empty() else self._give(super().get_nowait())
+
+        async def get(self):
+            return self._give(await super().get())
+
+        def _give(self, item):
+            if isinstance(item, Exception):
+                raise item
+            return item
+
+        def put(self, item):
+            self.put_nowait(item)
+
+        def close(self):
+            self.closed = True
+
+    monkeypatch.setitem(globals(), "Queue", Live)
+
+
+async def test_a_generation_is_held_and_goes_on_with_what_it_sampled(engine, llm, live_queues):
+    running = Running(engine, llm, "r", sampled=[5])
+    await running.begin()
+    interrupted = await refit(engine, 4)
+    await running.finish(6, versions=("3", "4"))
+    assert (await running.end(), interrupted) == ([5, 6], Interrupted(held=1))
+    assert len(llm.calls) == 1
+    assert running.chunks[-1].versions == [3, 4]
+
+
+async def test_a_prompt_that_nothing_was_sampled_of_begins_anew_under_the_new_salt(engine, llm, live_queues):
+    """It may have been scheduled by nobody: salted with the old version, it would find the old keys and values."""
+    running = Running(engine, llm, "r", streamed=False)
+    await running.begin()
+    starting = asyncio.create_task(engine.start_weight_update())
+    await settle()
+    assert ("abort", ["r-internal"], True) in llm.log
+    assert llm.log.index(("abort", ["r-internal"], True)) < llm.log.index(("start",))
+    await running.finish(finish="abort", versions=())
+    await starting
+    await engine.finish_weight_update()
+    assert len(llm.calls) == 1, "not before the new weights are served"
+    assert await engine.serve(4) == Interrupted(anew=1)
+    await settle()
+    await running.finish(7, versions=("4",))
+    assert await running.end() == [7]
+    assert [prompt["cache_salt"] for prompt, _, _ in llm.calls] == ["3", "4"]
+
+
+async def test_where_a_stale_cache_is_kept_prompts_have_no_salt_and_stay(engine, llm, live_queues):
+    with_settings(engine, keep_stale_cache=True)
+    running = Running(engine, llm, "r")
+    await running.begin()
+    assert await refit(engine, 4) == Interrupted(held=1)
+    await running.finish(7, versions=("4",))
+    await running.end()
+    assert llm.calls[0][0] == {"prompt_token_ids": [1, 2]}
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_abort_samples_anew_what_nobody_has_seen(engine, llm, live_queues, streamed):
+    with_settings(engine, on_refit="abort")
+    seen, unseen = Running(engine, llm, "seen", sampled=[5]), Running(engine, llm, "unseen", streamed=streamed)
+    await seen.begin()
+    await unseen.begin()
+    llm.output_processor.request_states["unseen-internal"].is_prefilling = False  # it has sampled, and kept it
+    starting = asyncio.create_task(engine.start_weight_update())
+    await settle()
+    assert ("abort", ["unseen-internal"], True) in llm.log
+    await unseen.finish(8, 9, finish="abort", versions=("3", "3"))
+    await starting
+    assert await engine.serve(4) == Interrupted(held=1, anew=1)
+    await settle()
+    await unseen.finish(7, versions=("4",))
+    await seen.finish(6, versions=("3", "4"))
+    assert (await unseen.end(), await seen.end()) == ([7], [5, 6])
+    assert unseen.chunks[-1].versions == [4]
+
+
+async def test_wait_lets_generations_finish_and_holds_new_ones(engine, llm, live_queues):
+    with_settings(engine, on_refit="wait")
+    running = Running(engine, llm, "r", sampled=[5])
+    await running.begin()
+    starting = asyncio.create_task(engine.start_weight_update())
+    await settle()
+    late = asyncio.create_task(engine.generate(msgspec.structs.replace(request(), request_id="late")))
+    await settle()
+    assert (llm.log, len(llm.calls)) == ([], 1)
+    await running.finish(6, versions=("3", "3"))
+    async with asyncio.timeout(5):
+        await starting
+    assert await running.end() == [5, 6]
+    assert await engine.serve(4) == Interrupted(awaited=1)
+    await settle()
+    assert llm.calls[1][0]["cache_salt"] == "4"
+    late.cancel()
+
+
+async def test_a_wait_for_generations_ends_with_the_core(engine, llm, live_queues):
+    with_settings(engine, on_refit="wait")
+    running = Running(engine, llm, "r", sampled=[5])
+    await running.begin()
+    llm.errored = True
+    with pytest.raises(EngineDeadError):
+        await engine.start_weight_update()
+    running._task.cancel()
+
+
+async def test_a_call_that_is_aborted_while_weights_change_is_not_handed_over(engine, llm):
+    await engine.start_weight_update()
+    waiting = asyncio.create_task(engine.generate(request()))
+    await settle()
+    await engine.abort("r")
+    await engine.serve(4)
+    chunk = await waiting
+    assert (chunk.finish_reason, chunk.token_ids, llm.calls) == ("abort", [], [])
+
+
+@pytest.mark.parametrize("step", ["pause", "start", "update", "finish", "refit_digests", "version", "resume"])
+async def test_after_a_refit_that_failed_at_any_step_nothing_is_sampled(engine, llm, live_queues, step):
+    held = Running(engine, llm, "held", sampled=[5])
+    await held.begin()
+    llm.fails_in = step
+    with pytest.raises(RuntimeError, match="injected"):
+        await refit(engine, 4)
+    with pytest.raises(EngineDeadError, match="a refit failed"):
+        await engine.generate(request())
+    with pytest.raises(EngineDeadError, match="a refit failed"):
+        await held.end()
+    with pytest.raises(EngineDeadError, match="a refit failed"):
+        await engine.check_health()
+    assert len(llm.calls) == 1
+
+
+async def test_a_version_that_vllm_did_not_take_is_not_served(engine, llm):
+    await engine.start_weight_update()
+    llm.told = "3"
+    with pytest.raises(EngineError, match="vLLM serves version 3 in place of 4"):
+        await engine.serve(4)
+    assert ("resume",) not in llm.log
+
+
+async def test_the_core_is_asked_for_its_health_except_while_it_takes_weights(engine, llm, monkeypatch):
+    asked = []
+    monkeypatch.setattr(llm, "get_weight_version", lambda: asked.append(1) or asyncio.sleep(0))
+    assert await engine.check_health() == 3
+    assert len(asked) == 1
+    await engine.start_weight_update()
+    assert await engine.check_health() == 3
+    assert len(asked) == 1
 
 
 async def test_an_engine_whose_core_is_gone_is_not_healthy(engine, llm):

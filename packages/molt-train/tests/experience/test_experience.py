@@ -1,9 +1,12 @@
 """Segments to experiences: aligned arrays, nothing recorded where nothing is trained, and light fields that agree."""
 
+import pickle
+
 import numpy as np
 import pytest
 
-from molt.train.experience import LocalPayloadStore, make_experience, to_payload
+from molt.train.experience import LocalPayloadStore, offload_trained, to_payload
+from molt.train.records.experience import Experience
 from molt.train.records.trajectory import Segment
 
 
@@ -21,6 +24,24 @@ def segment(**changes):
     return Segment(**(fields | changes))
 
 
+class Store:
+    """A store whose references are numbers."""
+
+    def __init__(self):
+        self.payloads = []
+
+    def put(self, payload):
+        self.payloads.append(payload)
+        return len(self.payloads) - 1
+
+    def get(self, ref):
+        return self.payloads[ref]
+
+
+def offload(row, store=LocalPayloadStore()):  # noqa: B008 - it has no state
+    return Experience.offload(to_payload(row), store, segment_id=row.segment_id, rollout_id="r", group_id="g")
+
+
 def test_a_payload_has_aligned_arrays_of_the_declared_types():
     payload = to_payload(segment())
     assert payload.token_ids.tolist() == [7, 8, 9, 10, 11, 12]
@@ -36,20 +57,42 @@ def test_a_token_sampled_but_trained_elsewhere_carries_neither_logprob_nor_versi
 
 
 def test_the_light_fields_describe_the_action_tokens_only():
-    experience = make_experience(segment(), rollout_id="r", group_id="g", payload_ref="ref")
+    experience = offload(segment(), store=Store())
     assert (experience.segment_id, experience.rollout_id, experience.group_id) == ("s/0", "r", "g")
     assert (experience.num_tokens, experience.num_actions) == (6, 3)
     assert (experience.oldest_version, experience.newest_version) == (3, 6)
     assert experience.mean_version == pytest.approx(13 / 3)
-    assert experience.payload == "ref"
+    assert experience.payload == 0
 
 
 def test_a_segment_that_trains_nothing_makes_no_experience():
     with pytest.raises(ValueError, match="segment 's/0' has no action tokens"):
-        make_experience(segment(action_mask=[0] * 6), rollout_id="r", group_id="g", payload_ref=None)
+        offload(segment(action_mask=[0] * 6))
 
 
-def test_the_local_store_gives_back_what_was_put():
-    store, payload = LocalPayloadStore(), to_payload(segment())
-    experience = make_experience(segment(), rollout_id="r", group_id="g", payload_ref=store.put(payload))
-    assert store.get(experience.payload) is payload
+def test_reload_gives_back_what_offload_put():
+    store = Store()
+    experience = offload(segment(), store=store)
+    assert experience.reload(store) is store.payloads[0]
+    assert offload(segment()).reload(LocalPayloadStore()).token_ids.tolist() == [7, 8, 9, 10, 11, 12]
+
+
+def test_only_trained_segments_are_offloaded_in_their_order():
+    store = Store()
+    rows = [segment(segment_id="a"), segment(segment_id="b", trained=False), segment(segment_id="c", token_ids=[1] * 6)]
+    experiences = offload_trained(rows, store, rollout_id="r", group_id="g")
+    assert [e.segment_id for e in experiences] == ["a", "c"]
+    assert [e.reload(store).token_ids[0] for e in experiences] == [7, 1]
+
+
+def test_what_travels_has_one_size_whatever_the_length_of_the_segment():
+    def size_of(num_tokens):
+        row = segment(
+            token_ids=[1] * num_tokens,
+            action_mask=[0] + [1] * (num_tokens - 1),
+            logprobs=[-1.0] * num_tokens,
+            versions=[3] * num_tokens,
+        )
+        return len(pickle.dumps(offload(row, store=Store())))
+
+    assert size_of(100_000) - size_of(10) <= 8  # two larger integers

@@ -8,7 +8,7 @@ import pytest
 from molt.train.config import Config, RunConfig, ServerConfig, load_config
 from molt.train.errors import RunError
 from molt.train.launch.environment import open_folder, worker_environment
-from molt.train.launch.training import _until_first_ends
+from molt.train.launch.processes import until_first_ends
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ class Watcher:
 
 async def test_a_run_that_is_done_ends_its_watchers():
     watcher = Watcher()
-    await _until_first_ends(asyncio.sleep(0), watcher())
+    await until_first_ends(asyncio.sleep(0), watcher())
     assert watcher.was_ended
 
 
@@ -68,13 +68,13 @@ async def test_a_watcher_that_raises_ends_the_run():
         raise RunError("engine.max_restarts is spent")
 
     with pytest.raises(RunError, match=r"max_restarts is spent"):
-        await _until_first_ends(main(), fail())
+        await until_first_ends(main(), fail())
     assert main.was_ended
 
 
 async def test_a_run_that_is_cancelled_leaves_nothing_running():
     main, watcher = Watcher(), Watcher()
-    run = asyncio.create_task(_until_first_ends(main(), watcher()))
+    run = asyncio.create_task(until_first_ends(main(), watcher()))
     for _ in range(3):
         await asyncio.sleep(0)
     run.cancel()

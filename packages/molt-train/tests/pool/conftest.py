@@ -1,7 +1,7 @@
 import pytest
 
 from molt.train.config import PoolConfig
-from molt.train.experience import make_experience, to_payload
+from molt.train.experience import LocalPayloadStore, offload_trained
 from molt.train.pool.ledger import Ledger
 from molt.train.pool.pool import Pool
 from molt.train.records.recording import Recording
@@ -54,9 +54,7 @@ def make_segment(session_id, *, version=0):
 
 
 def experiences_of(segments, rollout_id, group_id):
-    return tuple(
-        make_experience(s, rollout_id=rollout_id, group_id=group_id, payload_ref=to_payload(s)) for s in segments
-    )
+    return offload_trained(segments, LocalPayloadStore(), rollout_id=rollout_id, group_id=group_id)
 
 
 def _report(pool, assignment, kind="completed", *, reward=1.0, error=None, version=0):
@@ -74,8 +72,8 @@ def _report(pool, assignment, kind="completed", *, reward=1.0, error=None, versi
     return pool.report(assignment.lease_id, assignment.attempt, rollout, segments, turns, counters={"turns": 1})
 
 
-def _task(name="t"):
-    return Task(task_id=name, data={"question": name})
+def _task(name="t", **labels):
+    return Task(task_id=name, data={"question": name}, labels=labels)
 
 
 @pytest.fixture
@@ -86,7 +84,7 @@ def report():
 
 @pytest.fixture
 def task():
-    """Make a task from its name."""
+    """Make a task from its name, and the labels that its workers need."""
     return _task
 
 
@@ -109,11 +107,11 @@ def recording():
 
 @pytest.fixture
 def open_pool():
-    """Open a pool on a ledger file; the caller closes `pool.ledger`."""
+    """Open a pool on a ledger file, with keys of `[pool]`; the caller closes `pool.ledger`."""
 
-    def make(path, clock, *, max_attempts=3, lease_ttl_s=30.0):
-        settings = PoolConfig(max_attempts=max_attempts, lease_ttl_s=lease_ttl_s)
-        return Pool(Ledger(path), settings=settings, clock=clock, experiences_of=experiences_of)
+    def make(path, clock, **keys):
+        settings = PoolConfig(**keys)
+        return Pool(Ledger(path, settings), settings=settings, clock=clock, experiences_of=experiences_of)
 
     return make
 
@@ -135,8 +133,8 @@ def make_pool(tmp_path, clock, open_pool):
         return pools[-1]
 
     yield make
-    for pool in pools:
-        pool.ledger.close()
+    if pools:
+        pools[-1].ledger.close()
 
 
 @pytest.fixture

@@ -5,7 +5,88 @@ import pytest
 from molt.train.errors import ConfigError
 from molt.train.pool.ledger import Ledger
 from molt.train.pool.reader import LedgerReader
-from molt.train.pool.rows import WindowRow
+from molt.train.pool.rows import SessionRow, WindowRow
+from molt.train.records.rollout import Outcome, Task
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(tmp_path / "own" / "ledger.db")
+    yield ledger
+    ledger.close()
+
+
+def test_a_group_keeps_its_whole_task(make_pool):
+    task = Task(task_id="t", data={"question": 1}, dataset="maths", labels={"gpu": "h200"})
+    make_pool().open_group(task, kind="train", size=1, position=0)
+    [group] = make_pool().ledger.live_groups()
+    assert group.task == task
+
+
+def test_a_group_is_closed_from_the_state_it_is_in_and_from_no_other(pool, complete, task):
+    opened = pool.open_group(task(), kind="train", size=1, position=0)
+    with pytest.raises(ValueError, match=f"group '{opened}' is open, not complete, so it cannot become dropped"):
+        pool.ledger.close_group(opened, "dropped", reason="stale", old="complete")
+    pool.ledger.close_group(opened, "dropped", reason="stale")
+    group = pool.ledger.group(opened)
+    assert (group.state, group.reason) == ("dropped", "stale")
+
+
+def test_sessions_that_no_worker_drives_are_found_again(ledger):
+    rows = [
+        SessionRow(session_id="b", group="k", task=Task(task_id="t", data={}), metadata={"user": 1}, opened=1.0),
+        SessionRow(session_id="a", group=None, task=None, metadata={}, opened=2.0),
+        SessionRow(session_id="c", group=None, task=None, metadata={}, opened=3.0),
+    ]
+    for row in rows:
+        ledger.add_session(row)
+    assert ledger.open_sessions() == rows
+    ledger.move_session("b", "idle")
+    ledger.move_session("c", "closed")
+    assert [(row.session_id, row.state) for row in ledger.open_sessions()] == [("b", "idle"), ("a", "open")]
+    ledger.move_session("b", "expired")
+    assert ledger.session("b").state == "expired"
+    assert ledger.session("other") is None
+    with pytest.raises(ValueError, match="session 'other' is unknown"):
+        ledger.move_session("other", "idle")
+
+
+def test_a_quarantined_task_is_kept_with_its_errors(ledger):
+    assert ledger.quarantined() == {}
+    ledger.add_quarantine("t2", ["a", "b"])
+    ledger.add_quarantine("t1", ["c"])
+    ledger.add_quarantine("t2", ["d"])
+    assert ledger.quarantined() == {"t1": ["c"], "t2": ["d"]}
+
+
+def test_gradings_are_kept_by_name_and_the_last_word_counts(ledger):
+    ledger.add_grade("strict", "g1.0", Outcome(kind="completed", reward=0.0, info={"tests": [1, 2]}))
+    ledger.add_grade("strict", "g1.1", Outcome(kind="failed", error="no answer"))
+    ledger.add_grade("strict", "g1.0", Outcome(kind="completed", reward=1.0))
+    ledger.add_grade("lenient", "g1.0", Outcome(kind="completed", reward=0.5))
+    assert ledger.grade_names() == ["lenient", "strict"]
+    assert ledger.grades("strict") == {
+        "g1.0": Outcome(kind="completed", reward=1.0),
+        "g1.1": Outcome(kind="failed", error="no answer"),
+    }
+    assert ledger.grades("unknown") == {}
+
+
+def test_outcomes_are_read_without_recordings(pool, complete):
+    group_id = complete()
+    read = pool.ledger.outcomes(group_id)
+    assert [row.recording for row in read] == [None, None]
+    assert [row.outcome for row in read] == [row.outcome for row in pool.ledger.rollouts(group_id)]
+
+
+@pytest.mark.parametrize("statement", ["next_seq", "next_position", "live_groups", "open_sessions"])
+def test_what_a_start_asks_for_is_found_without_looking_through_a_table(ledger, statement):
+    asked = []
+    ledger._db.set_trace_callback(asked.append)
+    getattr(ledger, statement)()
+    ledger._db.set_trace_callback(None)
+    plan = [row[3] for row in ledger._db.execute(f"EXPLAIN QUERY PLAN {asked[0]}")]
+    assert all("SEARCH" in step or "INDEX" in step or "B-TREE" in step for step in plan), plan
 
 
 @pytest.fixture
@@ -128,7 +209,7 @@ def test_another_schema_version_is_refused(tmp_path):
         db.execute("UPDATE meta SET value = '999'")
     db.close()
     for open_it in (Ledger, LedgerReader.open):
-        with pytest.raises(ConfigError, match="has schema version 999, not 1"):
+        with pytest.raises(ConfigError, match="has schema version 999, not 2"):
             open_it(path)
 
 
@@ -140,40 +221,3 @@ def test_the_data_position_goes_on_after_a_restart(make_pool, task):
     pool.open_group(task(), kind="train", size=1, position=1)
     assert pool.next_position == 2
     assert make_pool().next_position == 2
-
-
-@pytest.fixture
-def full_disk(pool):
-    """Let the ledger's file grow no further, until called again."""
-
-    def switch(*, full):
-        pages = pool.ledger._db.execute("PRAGMA page_count").fetchone()[0]
-        pool.ledger._db.execute(f"PRAGMA max_page_count = {pages if full else 1 << 30}")
-
-    return switch
-
-
-def test_on_a_full_disk_a_result_is_refused_whole_and_counts_when_there_is_room(pool, task, report, full_disk):
-    pool.open_group(task("x" * 10_000), kind="train", size=1, position=0)
-    [assignment] = pool.acquire("w", 1)
-    full_disk(full=True)
-    for _ in range(2):
-        with pytest.raises(sqlite3.OperationalError, match="full"):
-            report(pool, assignment, error="e" * 100_000)
-    assert pool.num_ready == 0
-    assert list(pool.ledger.results()) == []
-    assert pool.check(assignment.lease_id, 1) is None
-    full_disk(full=False)
-    assert report(pool, assignment).accepted
-    assert pool.num_ready == 1
-
-
-def test_on_a_full_disk_no_lease_is_granted_and_none_is_lost(pool, task, full_disk):
-    for position in range(50):
-        pool.open_group(task("x" * 1000), kind="train", size=8, position=position)
-    full_disk(full=True)
-    with pytest.raises(sqlite3.OperationalError, match="full"):
-        pool.acquire("w" * 10_000, 400)
-    assert list(pool.ledger.leases()) == []
-    full_disk(full=False)
-    assert len(pool.acquire("w", 400)) == 400

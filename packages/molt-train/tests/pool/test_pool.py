@@ -37,7 +37,14 @@ def test_a_group_is_ready_when_its_last_member_is_reported(opened, report):
     assert opened.num_ready == 0
 
 
-def test_groups_are_taken_in_the_order_of_completion_also_after_a_restart(make_pool, task, report):
+def test_the_groups_with_the_oldest_tokens_are_taken_first(pool, task, report):
+    ids = [pool.open_group(task(name), kind="train", size=1, position=i) for i, name in enumerate("abcd")]
+    for lease, version in zip(pool.acquire("w", 4), (3, 1, 2, 1), strict=True):
+        report(pool, lease, version=version)
+    assert [group.group_id for group in pool.take(4)] == [ids[1], ids[3], ids[2], ids[0]]
+
+
+def test_groups_of_one_age_are_taken_in_the_order_of_completion_also_after_a_restart(make_pool, task, report):
     pool = make_pool()
     ids = [pool.open_group(task(name), kind="train", size=1, position=i) for i, name in enumerate("abc")]
     leases = pool.acquire("w", 3)
@@ -307,6 +314,6 @@ def test_status_counts_what_is_where(pool, task, report, clock):
     pool.acquire("v", 1)
     status = pool.status()
     assert (status.num_open, status.num_ready, status.num_waiting, status.num_leased) == (2, 0, 1, 2)
-    assert status.leases_by_worker == {"w": 1, "v": 1}
+    assert {worker.worker_id: worker.leases for worker in status.workers} == {"w": 1, "v": 1}
     assert status.counters["rollouts_finished"] == 1
     assert status.counters["leases_released"] == 1

@@ -5,6 +5,7 @@ import pytest
 import pytest_asyncio
 
 from molt.agents.protocol import HeartbeatReply, LeaseReply, ResultReply, SessionReply
+from molt.train.errors import LedgerFullError
 from molt.train.observe.metrics import Metrics
 from molt.train.records.recording import Recording
 from molt.train.server import ApiError, HttpServer, bind, create_app
@@ -24,6 +25,8 @@ class FakeDesk:
         self.poll = None
         self.poll_started = asyncio.Event()
         self.poll_cancelled = asyncio.Event()
+        self.taken_back = asyncio.Event()
+        self.is_full = False
 
     async def lease(self, request):
         self.calls.append(request)
@@ -36,8 +39,14 @@ class FakeDesk:
                 raise
         return LeaseReply(leases=(), heartbeat_s=2.5)
 
+    def take_back(self, reply):
+        assert reply == LeaseReply(leases=(), heartbeat_s=2.5)
+        self.taken_back.set()
+
     def heartbeat(self, request):
         self.calls.append(request)
+        if self.is_full:
+            raise LedgerFullError("no room for the ledger in '/secret/folder'")
         return HeartbeatReply(lost=request.lease_ids[:1])
 
     async def report(self, lease_id, report):

@@ -1,4 +1,6 @@
 import asyncio
+import select
+import socket
 
 import msgspec
 import pytest
@@ -32,8 +34,13 @@ async def test_every_route_reaches_the_desk_as_its_struct(worker, desk):
         "finished": False,
     }
     beat = await worker.post("/heartbeat", json={"worker_id": "w", "lease_ids": ["a", "b"]})
-    assert beat.json() == {"lost": ["a"]}
-    assert (await worker.post("/leases/l1/result", json=report)).json() == {"accepted": True, "reason": None}
+    assert beat.json() == {"lost": ["a"], "finished": False}
+    assert (await worker.post("/leases/l1/result", json=report)).json() == {
+        "accepted": True,
+        "reason": None,
+        "repeated": False,
+        "finished": False,
+    }
     assert (await worker.post("/leases/l1/release", json={"worker_id": "w", "attempt": 2})).status_code == 200
     assert (await worker.post("/sessions/s/result", json={"reward": 0.5})).status_code == 200
     assert desk.calls == [
@@ -99,7 +106,7 @@ async def test_a_field_that_a_session_does_not_have_is_an_error_with_the_nearest
 
 
 async def test_a_newer_worker_may_send_fields_that_this_server_does_not_know(worker, desk):
-    response = await worker.post("/leases", json={"worker_id": "w", "capacity": 1, "labels": ["gpu"]})
+    response = await worker.post("/leases", json={"worker_id": "w", "capacity": 1, "mood": ["good"]})
     assert response.status_code == 200
 
 
@@ -157,7 +164,7 @@ async def test_a_report_that_does_not_count_is_a_conflict(worker, desk):
     for path in ("/leases/l/result", "/leases/l/release", "/sessions/s/result"):
         response = await worker.post(path, json={"worker_id": "w", "attempt": 1, "outcome": "failed"})
         assert response.status_code == 409
-        assert response.json() == {"accepted": False, "reason": "late"}
+        assert response.json() == {"accepted": False, "reason": "late", "repeated": False, "finished": False}
 
 
 async def test_a_body_beyond_the_limit_is_refused(worker, desk):
@@ -232,13 +239,75 @@ async def test_metrics_are_shown_at_the_root(anyone, metrics):
     assert "molt_rollouts_total 3.0" in response.text
 
 
-async def test_a_long_poll_is_cancelled_when_its_worker_hangs_up(server, desk):
-    desk.poll = asyncio.Event()
+async def test_a_full_disk_is_a_503_that_may_be_tried_again(worker, desk, caplog):
+    desk.is_full = True
+    response = await worker.post("/heartbeat", json={"worker_id": "w", "lease_ids": []})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+    error = error_of(response)
+    assert error["type"] == "overloaded_error"
+    assert "no room on its disk" in error["message"]
+    assert "/secret" not in error["message"]
+    assert "/secret/folder" in caplog.text, "the log says it"
+
+
+async def ask_for_leases(server):
+    """Send a request for leases by hand. Returns what reads and writes its connection."""
     host, port = server.url.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request_for_leases())
+    return reader, writer
+
+
+def request_for_leases():
     body = msgspec.json.encode(LeaseRequest(worker_id="w", capacity=1))
     head = f"POST /api/v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
-    writer.write(head.encode() + b"authorization: Bearer worker-token\r\n\r\n" + body)
+    return head.encode() + b"authorization: Bearer worker-token\r\n\r\n" + body
+
+
+async def test_leases_that_a_worker_did_not_read_are_taken_back(server, desk):
+    """A worker's death closes its socket with the answer unread, which the kernel tells the server by a reset."""
+    host, port = server.url.removeprefix("http://").split(":")
+
+    def ask_and_die():
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(request_for_leases())
+            assert select.select([sock], [], [], 5)[0]
+
+    await asyncio.to_thread(ask_and_die)
+    await asyncio.wait_for(desk.taken_back.wait(), timeout=5)
+
+
+async def test_leases_that_are_granted_as_the_worker_hangs_up_are_taken_back_or_never_granted(server, desk):
+    desk.poll = asyncio.Event()
+    _, writer = await ask_for_leases(server)
+    await desk.poll_started.wait()
+    writer.transport.abort()
+    desk.poll.set()
+    ends = [asyncio.create_task(event.wait()) for event in (desk.taken_back, desk.poll_cancelled)]
+    done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED, timeout=5)
+    assert done
+    for end in ends:
+        end.cancel()
+
+
+async def test_leases_that_a_worker_has_read_stay_granted_when_it_closes_its_connection(server, desk):
+    desk.poll = asyncio.Event()
+    reader, writer = await ask_for_leases(server)
+    await desk.poll_started.wait()
+    desk.poll.set()
+    await reader.readuntil(b"}")
+    writer.close()
+    await writer.wait_closed()
+    desk.poll_started.clear()
+    reader, writer = await ask_for_leases(server)  # by when it is answered the first end has been heard of
+    await reader.readuntil(b"}")
+    assert not desk.taken_back.is_set()
+    writer.close()
+
+
+async def test_a_long_poll_is_cancelled_when_its_worker_hangs_up(server, desk):
+    desk.poll = asyncio.Event()
+    _, writer = await ask_for_leases(server)
     await desk.poll_started.wait()
     assert not desk.poll_cancelled.is_set()
     writer.transport.abort()

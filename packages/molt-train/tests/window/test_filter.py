@@ -3,7 +3,7 @@
 import pytest
 
 from molt.train.config import PoolConfig
-from molt.train.window import usable
+from molt.train.window import equal_reward, usable
 
 SEGMENT = (10, 4, [0])
 
@@ -89,3 +89,11 @@ def test_the_groups_given_are_not_changed(mixed):
     before = [rollout.outcome.reward for rollout in mixed.rollouts]
     usable([mixed], estimator_needs_group=True, outcomes=PoolConfig(on_failed="train", on_timeout="train"))
     assert [rollout.outcome.reward for rollout in mixed.rollouts] == before
+
+
+@pytest.mark.parametrize(
+    ("rewards", "equal"),
+    [((0.5, 0.5, 0.5), 0.5), ((0.0, 0.0), 0.0), ((0.5, 0.5, 0.5000001), None), ((1.0,), None), ((0.0, 1.0), None)],
+)
+def test_a_group_teaches_nothing_where_two_or_more_rollouts_have_one_reward(make_group, rewards, equal):
+    assert equal_reward(make_group("g", *((reward, [SEGMENT]) for reward in rewards))) == equal

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from molt.train.advantage import EstimatorSettings, compute_advantages
 from molt.train.config import AlgorithmConfig
 from molt.train.config.presets import correction_rule
-from molt.train.experience import make_experience, to_payload
+from molt.train.experience import LocalPayloadStore, offload_trained
 from molt.train.loss import LossInputs, correction_weights, policy_loss, weighted_sum
 from molt.train.records.rollout import Group, Outcome, Rollout
 from molt.train.records.turn import Turn
@@ -67,10 +67,8 @@ def random_session(generator, name, num_turns):
 
 
 def rollout_of(turns, name, group_id, reward):
-    segments = [s for s in build_trajectory(name, turns).segments if s.trained]
-    experiences = tuple(
-        make_experience(s, rollout_id=name, group_id=group_id, payload_ref=to_payload(s)) for s in segments
-    )
+    segments = build_trajectory(name, turns).segments
+    experiences = offload_trained(segments, LocalPayloadStore(), rollout_id=name, group_id=group_id)
     outcome = Outcome(kind="completed", reward=reward)
     return Rollout(rollout_id=name, group_id=group_id, attempt=1, outcome=outcome, experiences=experiences)
 

@@ -20,8 +20,9 @@ works as it always did, and says how good the outcome was:
 
 A module that exports such an `AgentRunner` runs under `molt-agent try` (any OpenAI-compatible endpoint) and under
 `molt-agent work` (a trainer). `Env` with `StepEnvRunner` is the other way: there the framework calls the model and the
-environment only judges. An agent that raises has `failed`; `InfrastructureError` says that the sandbox or the network
-was at fault. `molt.agents.testing` has a scripted model and a scripted trainer for tests.
+environment only judges. A ChatAgent that defines `grade` may return an answer from `run` instead of a Result: answers
+are kept, and can be graded again. An agent that raises has `failed`; `InfrastructureError` says that the sandbox or the
+network was at fault. `molt.agents.testing` has a scripted model and a scripted trainer for tests.
 """
 
 from molt.agents.chat import ChatAgent, ChatAgentRunner
@@ -35,6 +36,7 @@ from molt.agents.errors import (
     InputError,
     InvalidResultError,
     MoltAgentError,
+    NoGraderError,
     ServerError,
     ServerUnavailableError,
     TaskError,
@@ -56,6 +58,7 @@ __all__ = [
     "InputError",
     "InvalidResultError",
     "MoltAgentError",
+    "NoGraderError",
     "OutcomeKind",
     "Result",
     "SamplingParams",

@@ -1,7 +1,8 @@
 """The only importer of httpx: JSON over keep-alive connections, with typed errors and retries.
 
 Retries follow what the OpenAI and Anthropic SDKs do (connection errors, time-outs, 408, 429, 5xx; `x-should-retry` and
-`retry-after` are obeyed), bounded by time instead of a count. All tries of one call carry the same `idempotency-key`
+`retry-after` are obeyed), bounded by time instead of a count: a server that is gone is given up sooner than one that
+answers and asks to wait. All tries of one call carry the same `idempotency-key`
 and count up `x-stainless-retry-count`, so that a gateway can tell a resend from a new request.
 """
 
@@ -22,6 +23,8 @@ CONNECT_LIMIT_S = 5.0
 KEEPALIVE_S = 60.0
 BACKOFF_START_S = 0.1
 BACKOFF_END_S = 5.0
+REPEATED = "repeated"
+"""`code` of the refusal of a report that was accepted before."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,9 +36,14 @@ class JsonClient:
     Each concurrent call has an httpx client, and so a connection, of its own, and leaves it to the next call. One
     client for all would be slower: at every request its pool compares each connection with every other, which at 32
     calls at once costs four times the CPU of the call itself.
+
+    Args:
+        busy_limit_s: Seconds for which a server that asks its clients to wait (429 or 503 with `retry-after`) is
+            obeyed; None: as long as one that is gone is tried.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, busy_limit_s: float | None = None) -> None:
+        self._busy_limit_s = busy_limit_s
         self._tls = httpx.create_ssl_context()
         self._clients: list[httpx.AsyncClient] = []
         self._free: list[httpx.AsyncClient] = []
@@ -51,7 +59,8 @@ class JsonClient:
             reply_type: What to decode the answer as; unknown fields are ignored.
             api_key: The bearer token.
             timeout_s: Longest silence of one try, in seconds.
-            give_up_s: Seconds after the first failure beyond which no further try starts.
+            give_up_s: Seconds after the first failure beyond which no further try starts; an answer that asks to wait
+                is no failure, and has the limit of this client.
 
         Raises:
             ServerUnavailableError: No usable answer within `give_up_s`.
@@ -62,7 +71,7 @@ class JsonClient:
         content = msgspec.json.encode(body)
         headers = {"authorization": f"Bearer {api_key}", "idempotency-key": uuid.uuid4().hex}
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_LIMIT_S))
-        first_failure: float | None = None
+        patience = _Patience(give_up_s, give_up_s if self._busy_limit_s is None else self._busy_limit_s)
         num_retries = 0
         while True:
             headers["x-stainless-retry-count"] = str(num_retries)
@@ -78,14 +87,7 @@ class JsonClient:
                 if not _worth_retrying(response):
                     raise refusal
                 reason, retry_after = str(refusal), _retry_after(response)
-            pause = retry_after or _backoff(num_retries)
-            now = time.monotonic()
-            if first_failure is None:
-                first_failure = now
-                log.warning("%s; trying again for up to %g s", reason, give_up_s)
-            if now + pause - first_failure > give_up_s:
-                raise ServerUnavailableError(f"no usable answer for {give_up_s:g} s: {reason}")
-            await asyncio.sleep(pause)
+            await asyncio.sleep(patience.pause(reason, retry_after, retry_after or _backoff(num_retries)))
             num_retries += 1
 
     async def close(self) -> None:
@@ -110,6 +112,40 @@ class JsonClient:
         )
         self._clients.append(client)
         return client
+
+
+class _Patience:
+    """How long one call is tried again."""
+
+    def __init__(self, give_up_s: float, busy_limit_s: float) -> None:
+        self._give_up_s, self._busy_limit_s = give_up_s, busy_limit_s
+        self._gone_since: float | None = None
+        self._busy_since: float | None = None
+
+    def pause(self, reason: str, retry_after: float | None, pause_s: float) -> float:
+        """Take why a try failed, and for how long the server asks to wait, if it does.
+
+        Returns:
+            `pause_s`: how long to wait before the next try.
+
+        Raises:
+            ServerUnavailableError: The next try would come too late.
+        """
+        now = time.monotonic()
+        if self._gone_since is None and self._busy_since is None:
+            log.warning("%s; trying again for up to %g s", reason, self._limit_of(retry_after))
+        if retry_after is None:
+            self._gone_since = since = now if self._gone_since is None else self._gone_since
+        else:
+            self._gone_since = None  # it answered
+            self._busy_since = since = now if self._busy_since is None else self._busy_since
+        limit_s = self._limit_of(retry_after)
+        if now + pause_s - since > limit_s:
+            raise ServerUnavailableError(f"no usable answer for {limit_s:g} s: {reason}")
+        return pause_s
+
+    def _limit_of(self, retry_after: float | None) -> float:
+        return self._give_up_s if retry_after is None else self._busy_limit_s
 
 
 def _worth_retrying(response: httpx.Response) -> bool:
@@ -147,15 +183,19 @@ class _Detail(msgspec.Struct):
 
 
 class _ErrorBody(msgspec.Struct):
-    error: _Detail
+    error: _Detail | None = None
+    reason: str | None = None
+    """Of a verdict that a report does not count."""
+    repeated: bool = False
 
 
 def _refusal(response: httpx.Response) -> ServerError:
-    """Read an error answer; the control API and the OpenAI wire have one shape."""
+    """Read an error answer; the control API and the OpenAI wire have one shape, verdicts on reports another."""
     try:
-        detail = msgspec.json.decode(response.content, type=_ErrorBody).error
+        body = msgspec.json.decode(response.content, type=_ErrorBody)
     except msgspec.DecodeError:
-        detail = _Detail(response.text[:200])
+        body = _ErrorBody()
+    detail = body.error or _Detail(body.reason or response.text[:200], code=REPEATED if body.repeated else None)
     status = response.status_code
     error_type = {401: AuthenticationError, 403: AuthenticationError, 409: FencedError}.get(status, ServerError)
     code = detail.code or detail.type

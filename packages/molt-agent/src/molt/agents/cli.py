@@ -29,6 +29,9 @@ from molt.agents.worker import Worker
 
 EXIT_LIMIT_S = 5.0
 """How long threads that an agent left behind may delay the end of the process."""
+SWITCH_S = 0.001
+"""How long a thread that computes keeps the interpreter from the others: a fifth of Python's own, since a turn of each
+rollout waits for it several times."""
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +93,12 @@ async def _work(args: argparse.Namespace) -> int:
         ControlApi(args.server, token=token, give_up_s=args.server_timeout),
         concurrency=args.concurrency,
         drain_s=args.drain_s,
+        labels=_labels(args.label),
         parent_pid=args.exit_with_parent,
     )
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, worker.stop)
+    sys.setswitchinterval(SWITCH_S)
     log.info("worker %s serves %s, %d rollouts at once", worker.worker_id, args.server, args.concurrency)
     await worker.run()
     log.info("worker %s is done, results: %s", worker.worker_id, dict(worker.outcomes))
@@ -145,6 +150,14 @@ def _parser() -> argparse.ArgumentParser:
     work.add_argument("--token", help="the trainer's worker token; default: the environment's MOLT_TOKEN")
     work.add_argument("--concurrency", type=_count, default=8, metavar="N", help="rollouts at once (8)")
     work.add_argument(
+        "--label",
+        type=_label,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what this worker has that tasks may ask for; may be given again",
+    )
+    work.add_argument(
         "--drain-s", type=_amount, default=30.0, metavar="S", help="time to finish rollouts after SIGTERM (30)"
     )
     work.add_argument(
@@ -164,6 +177,22 @@ def _parser() -> argparse.ArgumentParser:
     trial.add_argument("--max-tokens", type=_count, default=SamplingParams().max_tokens, metavar="N")
     trial.add_argument("--temperature", type=_amount, default=SamplingParams().temperature, metavar="T")
     return parser
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (equals and name.strip() and value.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r}: use NAME=VALUE, such as arch=arm64")
+    return name.strip(), value.strip()
+
+
+def _labels(given: list[tuple[str, str]]) -> dict[str, str]:
+    """The labels by name. Raises InputError for a name that has two values."""
+    labels: dict[str, str] = {}
+    for name, value in given:
+        if labels.setdefault(name, value) != value:
+            raise InputError(f"--label {name}: it is {labels[name]!r} and {value!r}: give each name one value")
+    return labels
 
 
 def _count(text: str) -> int:

@@ -6,6 +6,7 @@ MoltAgentError
 +-- InputError (ValueError)                       bad input: one line, exit code 2
 |   +-- AgentLoadError                            the agent module cannot be loaded
 |   +-- TaskError                                 a task row is malformed
+|   +-- NoGraderError                             an answer is to be graded, and the agent has no `grade`
 +-- ServerError (RuntimeError)                    an HTTP endpoint refused a request, or answered nonsense
     +-- ServerUnavailableError (ConnectionError)  it gave no usable answer for longer than the limit
     +-- AuthenticationError                       it refused the token
@@ -38,6 +39,10 @@ class AgentLoadError(InputError):
 
 class TaskError(InputError):
     """A task row is no JSON object, or a field of it has the wrong shape."""
+
+
+class NoGraderError(InputError):
+    """An answer is to be graded by an agent that has no `grade`."""
 
 
 class ServerError(MoltAgentError, RuntimeError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from molt.agents.errors import AgentLoadError
-from molt.agents.runner import AgentRunner
+from molt.agents.runner import FILE_MODULE_PREFIX, AgentRunner
 
 
 def load_runner(agent: str) -> AgentRunner:
@@ -43,7 +43,7 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise AgentLoadError(f"{path}: no such file")
     _look_in(path.parent)
-    name = f"molt_agent_file_{path.stem}"  # an agent.py must not hide an installed package `agent`
+    name = f"{FILE_MODULE_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise AgentLoadError(f"{path}: not a Python file")

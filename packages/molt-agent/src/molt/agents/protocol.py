@@ -10,7 +10,8 @@ clock readings, so that the clocks of two machines need not agree.
     POST /api/v1/sessions            SessionRequest    -> SessionReply     (201)
     POST /api/v1/sessions/{id}/result SessionResult    -> ResultReply
 
-Errors of the API are `ErrorReply` bodies with a 4xx or 5xx status.
+Errors of the API are `ErrorReply` bodies with a 4xx or 5xx status. A 503 with `retry-after` says that the server is
+there and asks its clients to wait.
 """
 
 from typing import Any, Literal
@@ -71,6 +72,13 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     capacity: int
     wait_s: float = 20.0
+    labels: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """What the worker has; a task that names labels goes only to workers that have them all, with these values."""
+    concurrency: int = 0
+    """Rollouts that the worker runs at once, busy slots included; 0: unknown."""
+    request_id: str = ""
+    """The same in every try of one request. Leases that were granted to an earlier try did not arrive, and are taken
+    back. Empty: nothing is known of earlier tries."""
 
 
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +100,8 @@ class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
     """Of those named, the leases that the worker no longer owns; it should stop running them."""
 
     lost: tuple[str, ...]
+    finished: bool = False
+    """The run is over: no result is waited for any more."""
 
 
 class ResultReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +115,8 @@ class ResultReport(msgspec.Struct, frozen=True, kw_only=True):
     """What to evaluate by, where it differs from the reward."""
     error: str | None = None
     info: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    answer: Any = None
+    """What was graded, so that it can be graded again; None where the agent graded itself."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +131,10 @@ class ResultReply(msgspec.Struct, frozen=True, kw_only=True):
 
     accepted: bool
     reason: str | None = None
+    repeated: bool = False
+    """An earlier report of the same attempt was accepted: that one counts."""
+    finished: bool = False
+    """The run is over: no result is waited for any more."""
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -12,6 +12,8 @@ from molt.agents.protocol import SamplingParams
 
 MAX_INFO_BYTES = 1 << 20
 """Most bytes of `info` as JSON: it travels with every result."""
+MAX_ANSWER_BYTES = 4 << 20
+"""Most bytes of an answer as JSON, for the same reason."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -57,6 +59,30 @@ def check_result(result: object) -> Result:
     )
 
 
+def check_answer(answer: object) -> Any:
+    """Give back an answer as plain JSON: what its grader sees is what can be graded again.
+
+    Raises:
+        InvalidResultError: It is None, cannot be written as JSON, or is too long.
+    """
+    if answer is None:
+        raise InvalidResultError("the agent returned None: return a molt.agents.Result, or the answer that it grades")
+    return _plain_json(answer, "the answer", max_bytes=MAX_ANSWER_BYTES, enc_hook=_plain_number)
+
+
+def check_grade(grade: object) -> Result:
+    """Give back what a grader returned, a Result or a number, as a checked Result.
+
+    Raises:
+        InvalidResultError: It is neither, or not valid; see `check_result`.
+    """
+    if isinstance(grade, Result):
+        return check_result(grade)
+    if isinstance(grade, bool) or not isinstance(grade, numbers.Real):
+        raise InvalidResultError(f"grade returned {_kind(grade)}: return a number, or a molt.agents.Result")
+    return Result(_finite(grade, "the grade"))
+
+
 def _finite(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidResultError(f"{name} is {_kind(value)}: pass a float")
@@ -72,19 +98,27 @@ def _finite(value: object, name: str) -> float:
 def _plain_info(info: object) -> dict[str, Any]:
     if not isinstance(info, dict):
         raise InvalidResultError(f"info is {_kind(info)}: pass a dict")
-    if not info:
-        return {}
+    return _plain_json(info, "info", max_bytes=MAX_INFO_BYTES, enc_hook=_plain) if info else {}
+
+
+def _plain_json(value: Any, name: str, *, max_bytes: int, enc_hook: Callable[[Any], Any]) -> Any:
     try:
-        encoded = msgspec.json.encode(info, enc_hook=_plain)
+        encoded = msgspec.json.encode(value, enc_hook=enc_hook)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise InvalidResultError(f"info cannot be written as JSON: {exc}") from exc
-    if len(encoded) > MAX_INFO_BYTES:
-        raise InvalidResultError(f"info takes {len(encoded)} bytes as JSON: keep it under {MAX_INFO_BYTES}")
-    return msgspec.json.decode(encoded, type=dict[str, Any])
+        raise InvalidResultError(f"{name} cannot be written as JSON: {exc}") from exc
+    if len(encoded) > max_bytes:
+        raise InvalidResultError(f"{name} takes {len(encoded)} bytes as JSON: keep it under {max_bytes}")
+    return msgspec.json.decode(encoded)
 
 
 def _plain(value: object) -> Any:
     return float(value) if isinstance(value, numbers.Real) else repr(value)
+
+
+def _plain_number(value: object) -> float:
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError(f"it holds {_kind(value)}")
 
 
 def _kind(value: object) -> str:

@@ -4,10 +4,11 @@
       v                                            |
     pull ---- leases ----> one task a lease ---- result ----> server
       |                            ^
-    server                         +---- lost ---- heartbeat (all held leases in one request)
+    server                         +---- lost ---- heartbeats (all held leases in one request, from a thread)
 
 Every wait has a limit: a poll and a report that of the control API, a rollout its lease's, the drain `drain_s`, the
-return of leases `RETURN_LIMIT_S`.
+return of leases `RETURN_LIMIT_S`. Every answer of the server can say that the run is over; then nobody waits for what
+still runs, and it is given back at once.
 """
 
 import asyncio
@@ -16,14 +17,15 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import msgspec
 
 from molt.agents.control import ControlApi
 from molt.agents.errors import AuthenticationError, FencedError, ServerError, ServerUnavailableError
-from molt.agents.protocol import HeartbeatRequest, Lease, LeaseRequest, ReleaseRequest, ResultReport
+from molt.agents.heartbeats import Heartbeats
+from molt.agents.protocol import HeartbeatReply, Lease, LeaseRequest, ReleaseRequest, ResultReport
 from molt.agents.rollout import CANCEL_GRACE_S, close_runner, run_lease
 from molt.agents.runner import AgentRunner
 
@@ -34,8 +36,6 @@ EMPTY_POLL_PAUSE_S = 0.1
 RETURN_LIMIT_S = CANCEL_GRACE_S + 1.0
 """How long giving leases back may take, and the agents' clean-up meanwhile."""
 PARENT_CHECK_S = 1.0
-LATE_S = 1.0
-"""A heartbeat that is later than this is worth a warning."""
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +56,20 @@ class Worker:
         runner: Runs the rollouts; closed at the end.
         api: The server; closed at the end.
         concurrency: Most leases held at once.
+        labels: What tasks may ask of a worker.
         drain_s: After `stop`, how long rollouts may take to finish before their leases are given back.
         parent_pid: The process that started this one; when it is gone the worker stops at once.
     """
 
     def __init__(
-        self, runner: AgentRunner, api: ControlApi, *, concurrency: int, drain_s: float, parent_pid: int | None = None
+        self,
+        runner: AgentRunner,
+        api: ControlApi,
+        *,
+        concurrency: int,
+        drain_s: float,
+        labels: Mapping[str, str] | None = None,
+        parent_pid: int | None = None,
     ) -> None:
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.outcomes: Counter[str] = Counter()
@@ -70,11 +78,13 @@ class Worker:
         self._api = api
         self._concurrency = concurrency
         self._drain_s = drain_s
+        self._labels = dict(labels or {})
         self._parent_pid = parent_pid
         self._held: dict[str, _Held] = {}
-        self._heartbeat_s = 0.0
+        self._heartbeats = Heartbeats(api.twin(), worker_id=self.worker_id, on_reply=self._on_heartbeat)
         self._failure: BaseException | None = None
-        self._connected = asyncio.Event()
+        self._is_finished = False
+        """The server said so: that it goes away is no failure any more."""
         self._slot_freed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._rushed = asyncio.Event()
@@ -92,7 +102,7 @@ class Worker:
             ServerError: The server refused this worker, or was unavailable for too long; see the subclasses.
         """
         pull = self._spawn(self._pull())
-        loops = [pull, self._spawn(self._heartbeat())]
+        loops = [pull, self._spawn(self._heartbeats.run())]
         if self._parent_pid is not None:
             loops.append(self._spawn(self._watch_parent(self._parent_pid)))
         try:
@@ -118,7 +128,8 @@ class Worker:
         """The first error of any task ends the worker."""
         if task.cancelled() or task.exception() is None:
             return
-        self._failure = self._failure or task.exception()
+        if not (self._is_finished and isinstance(task.exception(), ServerUnavailableError)):
+            self._failure = self._failure or task.exception()
         self._rushed.set()
         self._stopping.set()
 
@@ -129,25 +140,40 @@ class Worker:
                 self._slot_freed.clear()
                 await self._slot_freed.wait()
             free = self._concurrency - len(self._held)
-            request = LeaseRequest(worker_id=self.worker_id, capacity=free, wait_s=POLL_WAIT_S)
-            reply = await self._api.lease(request)
-            self._heartbeat_s = reply.heartbeat_s
-            self._connected.set()
+            reply = await self._api.lease(
+                LeaseRequest(
+                    worker_id=self.worker_id,
+                    capacity=free,
+                    wait_s=POLL_WAIT_S,
+                    labels=self._labels,
+                    concurrency=self._concurrency,
+                    request_id=secrets.token_hex(8),
+                )
+            )
+            self._heartbeats.every(reply.heartbeat_s)
             for lease in reply.leases:
                 self._start(lease)
             if reply.finished:
-                log.info("the server is finished")
-                self._stopping.set()
+                self._finish()
                 return
             if not reply.leases:
                 await asyncio.sleep(EMPTY_POLL_PAUSE_S)
 
+    def _finish(self) -> None:
+        if not self._is_finished:
+            log.info("the server is finished")
+        self._is_finished = True
+        self._rushed.set()
+        self._stopping.set()
+
     def _start(self, lease: Lease) -> None:
+        self._heartbeats.hold(lease)
         task = self._spawn(self._serve(lease))
         self._held[lease.lease_id] = _Held(lease, task)
         task.add_done_callback(lambda _: self._forget(lease.lease_id))
 
     def _forget(self, lease_id: str) -> None:
+        self._heartbeats.let_go(lease_id)
         del self._held[lease_id]
         self._slot_freed.set()
 
@@ -175,22 +201,15 @@ class Worker:
                 self.outcomes[report.outcome] += 1
             else:
                 log.info("rollout %s, attempt %d: not counted: %s", lease.rollout_id, lease.attempt, reply.reason)
+            if reply.finished:
+                self._finish()
 
-    async def _heartbeat(self) -> None:
-        """Takes the held leases; gives the lost ones a cancellation; waits for the next beat, then for the server."""
-        await self._connected.wait()
-        now = asyncio.get_running_loop().time
-        while True:
-            due = now() + self._heartbeat_s
-            await asyncio.sleep(self._heartbeat_s)
-            if (late := now() - due) > LATE_S:
-                log.warning("an agent blocked the event loop for %.1f s: make its blocking method a plain `def`", late)
-            if self._held:
-                reply = await self._api.heartbeat(
-                    HeartbeatRequest(worker_id=self.worker_id, lease_ids=tuple(self._held))
-                )
-                for lease_id in reply.lost:
-                    self._drop(lease_id)
+    def _on_heartbeat(self, reply: HeartbeatReply) -> None:
+        """Takes what the server said of the held leases; gives the lost ones a cancellation."""
+        for lease_id in reply.lost:
+            self._drop(lease_id)
+        if reply.finished:
+            self._finish()
 
     def _drop(self, lease_id: str) -> None:
         """Stop running a lost lease. One that is being reported, or was just reported, is left to the server."""
@@ -237,5 +256,7 @@ class Worker:
     async def _release(self, lease: Lease) -> None:
         try:
             await self._api.release(lease.lease_id, ReleaseRequest(worker_id=self.worker_id, attempt=lease.attempt))
+        except FencedError as exc:  # lost meanwhile; or given back, by a try whose answer did not arrive
+            log.info("lease of rollout %s is over already: %s", lease.rollout_id, exc)
         except ServerError as exc:
             log.warning("lease of rollout %s not given back, it will run out: %s", lease.rollout_id, exc)

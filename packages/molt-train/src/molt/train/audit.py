@@ -1,7 +1,8 @@
 """`molt-train audit`: prove from the ledger that every trained token was sampled in exactly its row's context.
 
 Nothing is taken from the code that built the rows: each row is put together again from the recorded turns and compared.
-A folder without updates, such as the gateway's, is looked at session by session: what would be trained.
+A folder without updates, such as the gateway's, is looked at session by session: what would be trained. Recordings that
+their payload files do not hold any more are found by their checksums, and the rest is looked at all the same.
 """
 
 from collections import Counter
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from molt.train.config import Config, load_config
-from molt.train.errors import ConfigError
+from molt.train.errors import ConfigError, PayloadDamagedError
 from molt.train.observe.journal import read_journal
 from molt.train.pool.reader import LedgerReader
 from molt.train.pool.rows import RolloutRow, WindowRow
@@ -37,6 +38,9 @@ class AuditReport:
     """Segments by the reason that opened them."""
     untrained: dict[str, int] = field(default_factory=dict[str, int])
     """Segments that train nothing, by reason."""
+    keep_stale_cache: bool = False
+    """Prompts found keys and values of older weights, as `engine.keep_stale_cache` allows: recorded log-probs are those
+    of the weights that a token's version names on top of a cache that may be older."""
     violations: list[str] = field(default_factory=list[str])
 
     def as_dict(self) -> dict[str, Any]:
@@ -81,16 +85,23 @@ def audit(run_dir: Path) -> AuditReport:
     config = load_config(run_dir / "config.toml", [], Config)
     reader = LedgerReader.open(ledger_file)
     try:
+        report = AuditReport(keep_stale_cache=config.engine.keep_stale_cache)
+        for _, error in reader.damaged():
+            report.violation(str(error))
         if windows := reader.windows():
-            return _audit_updates(windows, reader, config, run_dir / "metrics.jsonl")
-        return audit_recordings(reader.recordings(), config)
+            return _audit_updates(windows, reader, config, run_dir / "metrics.jsonl", report)
+        return audit_recordings(reader.recordings(on_damage=_known), config, report)
     finally:
         reader.close()
 
 
-def audit_recordings(recordings: Iterable[Recording], config: Config) -> AuditReport:
+def _known(error: PayloadDamagedError) -> None:
+    """Every damaged recording is in the report before anything else is."""
+
+
+def audit_recordings(recordings: Iterable[Recording], config: Config, report: AuditReport | None = None) -> AuditReport:
     """Check sessions by themselves, as no update has consumed them. `num_rollouts` counts sessions."""
-    report, seen = AuditReport(), _Seen()
+    report, seen = report or AuditReport(), _Seen()
     for recording in recordings:
         report.num_rollouts += 1
         report.num_trained_tokens += _num_actions(recording)
@@ -99,19 +110,21 @@ def audit_recordings(recordings: Iterable[Recording], config: Config) -> AuditRe
     return seen.finish(report)
 
 
-def _audit_updates(windows: Sequence[WindowRow], reader: LedgerReader, config: Config, journal: Path) -> AuditReport:
-    report, seen = AuditReport(), _Seen()
+def _audit_updates(
+    windows: Sequence[WindowRow], reader: LedgerReader, config: Config, journal: Path, report: AuditReport
+) -> AuditReport:
+    seen = _Seen()
     recorded = {row["step"]: row["num_action_tokens"] for row in read_journal(journal)}
     consumed: Counter[str] = Counter()
     for window in windows:
         report.num_updates += 1
         consumed.update(window.group_ids)
-        rollouts = [row for group_id in window.group_ids for row in reader.rollouts(group_id)]
         trained = 0
-        for row in rollouts:
-            trained += _audit_rollout(row, window, config, report)
-            if row.recording is not None:
-                seen.add(row.recording)
+        for group_id in window.group_ids:
+            for row in reader.each_rollout(group_id, on_damage=_known):
+                trained += _audit_rollout(row, window, config, report)
+                if row.recording is not None:
+                    seen.add(row.recording)
         report.num_trained_tokens += trained
         if recorded.get(window.step, trained) != trained:
             report.violation(
@@ -126,9 +139,16 @@ def _audit_updates(windows: Sequence[WindowRow], reader: LedgerReader, config: C
 
 def _audit_rollout(row: RolloutRow, window: WindowRow, config: Config, report: AuditReport) -> int:
     """Check one rollout; returns how many of its tokens were trained."""
+    if row.state == "cut":
+        return 0
     report.num_rollouts += 1
-    if row.recording is None or row.outcome is None:
+    if row.outcome is None:
         report.violation(f"rollout {row.rollout_id} was consumed by update {window.step} without a result")
+        return 0
+    if row.recording is None:
+        # A lease that expired has none, and trains nothing.
+        if config.pool.counts(row.outcome.kind):
+            report.violation(f"rollout {row.rollout_id} was consumed by update {window.step} without a recording")
         return 0
     _audit_rows(row.recording, window, config, report, f"rollout {row.rollout_id}")
     return _num_actions(row.recording) if config.pool.counts(row.outcome.kind) else 0

@@ -18,7 +18,7 @@ DEMO = "calculator"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; bad input ends in one line on stderr."""
-    args = _parser().parse_args(argv)
+    args = _parse(argv)
     try:
         return args.run(args)
     except ConfigError as error:
@@ -27,6 +27,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments; overrides may stand anywhere among the options, where argparse takes them in one place only."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if unknown := [text for text in rest if text.startswith("-") or not hasattr(args, "overrides")]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
+        args.overrides = [*args.overrides, *rest]
+    return args
 
 
 def _fail(error: Exception | str, code: int) -> int:
@@ -60,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     gateway.add_argument("--token", help="the bearer token of the control API")
     gateway.add_argument("overrides", nargs="*", metavar="key.path=value")
     gateway.set_defaults(run=_gateway)
+    _add_commands_on_runs(commands)
     audit = commands.add_parser("audit", help="prove that every trained token was sampled in its row's context")
     audit.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     audit.set_defaults(run=_audit)
@@ -71,6 +83,33 @@ def _parser() -> argparse.ArgumentParser:
     conformance.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     conformance.set_defaults(run=_conformance)
     return parser
+
+
+def _add_commands_on_runs(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    evaluation = commands.add_parser("eval", help="evaluate a model or a checkpoint once, with local workers")
+    evaluation.add_argument("config", type=Path, metavar="CONFIG.toml")
+    evaluation.add_argument(
+        "--checkpoint", metavar="DIR|best|latest", help="instead of model.path; best and latest are those of run.dir"
+    )
+    evaluation.add_argument("--out", type=Path, metavar="DIR", help="its own run folder (RUN_DIR-eval-N)")
+    evaluation.add_argument("--json", action="store_true", help="the row as one line of JSON instead of a table")
+    evaluation.add_argument("overrides", nargs="*", metavar="key.path=value")
+    evaluation.set_defaults(run=_eval)
+    replay = commands.add_parser("replay", help="train again from a recorded run, without engines and workers")
+    replay.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    replay.add_argument("--out", type=Path, metavar="DIR", help="where to write (RUN_DIR-replay-N)")
+    replay.add_argument("--grades", metavar="NAME", help="outcomes of `regrade` instead of the recorded ones")
+    replay.add_argument("overrides", nargs="*", metavar="key.path=value")
+    replay.set_defaults(run=_replay)
+    regrade = commands.add_parser("regrade", help="grade recorded rollouts again")
+    regrade.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    regrade.add_argument("--agent", required=True, metavar="AGENT.py", help="the agent that has the grader")
+    regrade.add_argument("--name", metavar="NAME", help="of the new grades (regrade-N)")
+    regrade.set_defaults(run=_regrade)
+    status = commands.add_parser("status", help="say what a run is doing, and who waits for whom")
+    status.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    status.add_argument("--json", action="store_true", help="one line of JSON instead of text")
+    status.set_defaults(run=_status)
 
 
 def _server(args: argparse.Namespace) -> int:
@@ -117,6 +156,37 @@ def _gateway(args: argparse.Namespace) -> int:
     from molt.train.launch.gateway import Script, run_gateway
 
     run_gateway(config, script=Script(args.script, args.engine_log) if args.script else None)
+    return 0
+
+
+def _eval(args: argparse.Namespace) -> int:
+    config = load_config(args.config, args.overrides, Config)
+    from molt.train.launch.evaluation import run_evaluation
+    from molt.train.observe.eval_table import format_evaluation
+
+    row = run_evaluation(config, checkpoint=args.checkpoint, out=args.out)
+    print(json.dumps(row) if args.json else f"{format_evaluation(row)}\n{row['folder']}")
+    return 0
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from molt.train.launch.replay import run_replay
+
+    print(json.dumps(run_replay(args.run_dir, args.overrides, out=args.out, grades=args.grades)))
+    return 0
+
+
+def _regrade(args: argparse.Namespace) -> int:
+    from molt.train.launch.regrade import run_regrade
+
+    print(json.dumps(run_regrade(args.run_dir, agent=args.agent, name=args.name).as_dict()))
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    from molt.train.launch.status import run_status
+
+    print(run_status(args.run_dir, as_json=args.json))
     return 0
 
 

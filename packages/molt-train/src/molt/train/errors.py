@@ -3,8 +3,14 @@
     MoltError
     +-- ConfigError (ValueError)           bad input: one line that names the field, the value and the fix; exit code 2
     +-- RunError (RuntimeError)            the run cannot go on; exit code 1
-    |   +-- ActorError                     an actor rank died or refused a step
+    |   +-- ActorError                     an actor rank failed or refused a step
+    |   |   +-- ActorDeadError             a rank is gone, or does not answer: new ranks can go on from a checkpoint
     |   +-- StallError (TimeoutError)      a named wait passed its limit
+    |   +-- RunStoppedError                somebody told it to stop
+    |   +-- LedgerFullError                a write of the ledger found no room, and changed nothing
+    |   +-- PayloadDamagedError            what the ledger names is not in its payload file
+    +-- DataExhausted                      `data.epochs` are used up: the training is done
+    +-- PayloadLostError (LookupError)     what a row is made of is gone; the ledger can make it again
     +-- EngineError (RuntimeError)         one generation failed
         +-- EngineDeadError                the engine is gone
         +-- EngineOverloadedError          the engine takes no more requests now
@@ -27,11 +33,35 @@ class RunError(MoltError, RuntimeError):
 
 
 class ActorError(RunError):
-    """An actor rank died or refused a step."""
+    """An actor rank failed or refused a step."""
+
+
+class ActorDeadError(ActorError):
+    """A rank's process is gone, or does not answer; new ranks can go on from the last checkpoint."""
 
 
 class StallError(RunError, TimeoutError):
     """A named wait passed its limit."""
+
+
+class RunStoppedError(RunError):
+    """The run was told to stop; it can be gone on with."""
+
+
+class DataExhausted(MoltError):  # noqa: N818 - it ends a run, but nothing went wrong
+    """There are no more tasks to train on: `data.epochs` are used up."""
+
+
+class PayloadLostError(MoltError, LookupError):
+    """The payload of an experience is gone from the object store; the ledger can make it again."""
+
+
+class LedgerFullError(RunError):
+    """A write of the ledger found no room on the disk. Nothing has changed, and it may be tried again."""
+
+
+class PayloadDamagedError(RunError):
+    """A record in a payload file of the ledger is cut, overwritten or gone. The message names file and offset."""
 
 
 class EngineError(MoltError, RuntimeError):

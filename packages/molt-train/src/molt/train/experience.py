@@ -1,26 +1,18 @@
 """Stage 5, experience: a trained segment becomes light fields that travel and a payload that stays where it was made.
 
-`PayloadStore.put` is the paper's `offload()` and `get` its `reload()`: between the two only the reference moves.
+    Segment --to_payload--> Payload --Experience.offload--> Experience --(queue, window, rank)--> Experience.reload
+
+Between `offload` and `reload` only the reference moves: what the pool, the controller and a window hold of a segment
+has one size, however long the segment is. The payload goes when the last reference does, which is when its window has
+been trained; until then the ledger can make it again.
 """
 
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
-from molt.train.records.experience import Experience, Payload
+from molt.train.records.experience import Experience, Payload, PayloadStore
 from molt.train.records.trajectory import Segment
-
-
-class PayloadStore(Protocol):
-    """Where payloads lie between the process that produced them and the trainer rank that was assigned them."""
-
-    def put(self, payload: Payload) -> Any:
-        """Store a payload; returns the reference that an `Experience` carries."""
-        ...
-
-    def get(self, ref: Any) -> Payload:
-        """The payload behind a reference that `put` gave."""
-        ...
 
 
 class LocalPayloadStore:
@@ -47,25 +39,18 @@ def to_payload(segment: Segment) -> Payload:
     )
 
 
-def make_experience(segment: Segment, *, rollout_id: str, group_id: str, payload_ref: Any) -> Experience:
-    """The light fields of a trained segment, with the reference of its payload.
+def offload_trained(
+    segments: Sequence[Segment], store: PayloadStore, *, rollout_id: str, group_id: str
+) -> tuple[Experience, ...]:
+    """The experiences of those of a rollout's segments that are trained, in order, with their payloads in `store`.
 
     Raises:
-        ValueError: The segment has no action tokens.
+        ValueError: A segment that is said to be trained has no action tokens.
     """
-    versions = np.asarray([v for v, m in zip(segment.versions, segment.action_mask, strict=True) if m], dtype=np.int64)
-    if not len(versions):
-        raise ValueError(
-            f"segment {segment.segment_id!r} has no action tokens; only trained segments become experiences"
+    return tuple(
+        Experience.offload(
+            to_payload(segment), store, segment_id=segment.segment_id, rollout_id=rollout_id, group_id=group_id
         )
-    return Experience(
-        segment_id=segment.segment_id,
-        rollout_id=rollout_id,
-        group_id=group_id,
-        num_tokens=len(segment.token_ids),
-        num_actions=len(versions),
-        oldest_version=int(versions.min()),
-        newest_version=int(versions.max()),
-        mean_version=float(versions.mean()),
-        payload=payload_ref,
+        for segment in segments
+        if segment.trained
     )

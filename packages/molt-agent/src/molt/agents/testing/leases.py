@@ -66,6 +66,8 @@ class ScriptedLeases(LoopbackServer):
         self.granted: list[Lease] = []
         self.results: list[LeaseResult] = []
         self.released: list[Lease] = []
+        self.requests: list[LeaseRequest] = []
+        """Those for leases, every try."""
         self.heartbeats: list[HeartbeatRequest] = []
         self.num_requests: Counter[str] = Counter()
         """By route: `leases`, `heartbeat`, `result`, `release`; failed ones too."""
@@ -77,6 +79,9 @@ class ScriptedLeases(LoopbackServer):
         self._held: dict[str, Lease] = {}
         self._fenced: set[str] = set()
         self._failures: dict[str, deque[int | None]] = {}
+        self._cuts: Counter[str] = Counter()
+        self._asked: dict[str, tuple[Lease, ...]] = {}
+        """What was granted, by request."""
         self._changed = asyncio.Event()
         self._offers = deque(
             Lease(
@@ -109,6 +114,10 @@ class ScriptedLeases(LoopbackServer):
         """Answer the next requests of a route (see `num_requests`) with `status`; None cuts their connections."""
         self._failures.setdefault(route, deque()).extend([status] * times)
 
+    def cut_after(self, route: str, *, times: int = 1) -> None:
+        """Do what the next requests of a route ask for, and cut their connections instead of answering."""
+        self._cuts[route] += times
+
     def finish(self) -> None:
         """Tell workers that the run is finished, whatever is still open."""
         self._finished = True
@@ -135,7 +144,11 @@ class ScriptedLeases(LoopbackServer):
             if failures := self._failures.get(route):
                 status = failures.popleft()
                 return None if status is None else _refuse(status, "scripted_failure", "scripted failure")
-            return await self._answer(route, lease_id, request.body)
+            answer = await self._answer(route, lease_id, request.body)
+            if not self._cuts[route]:
+                return answer
+            self._cuts[route] -= 1
+            return None
         finally:
             self._notify()
 
@@ -155,6 +168,10 @@ class ScriptedLeases(LoopbackServer):
     async def _grant(self, request: LeaseRequest) -> Response:
         if request.capacity < 1:
             return _refuse(400, "invalid_request", f"capacity is {request.capacity}: ask for 1 or more")
+        self.requests.append(request)
+        for lease in self._asked.pop(request.request_id, ()):  # the answer did not arrive
+            if self._held.pop(lease.lease_id, None):
+                self._offer_again(lease)
         self.num_polling += 1
         try:
             await self.wait_until(lambda: bool(self._offers) or self._is_finished(), limit_s=request.wait_s)
@@ -166,19 +183,24 @@ class ScriptedLeases(LoopbackServer):
             return _json(LeaseReply(leases=(), heartbeat_s=self._heartbeat_s, finished=True))
         leases = tuple(self._offers.popleft() for _ in range(min(request.capacity, len(self._offers))))
         self.granted += leases
+        if request.request_id:
+            self._asked[request.request_id] = leases
         self._held |= {lease.lease_id: lease for lease in leases}
         return _json(LeaseReply(leases=leases, heartbeat_s=self._heartbeat_s))
 
     def _beat(self, request: HeartbeatRequest) -> HeartbeatReply:
         self.heartbeats.append(request)
-        return HeartbeatReply(lost=tuple(i for i in request.lease_ids if i not in self._held and i not in self._fenced))
+        lost = tuple(i for i in request.lease_ids if i not in self._held and i not in self._fenced)
+        return HeartbeatReply(lost=lost, finished=self._is_finished())
 
     def _take_result(self, lease_id: str, report: ResultReport) -> Response:
         lease = next(lease for lease in self.granted if lease.lease_id == lease_id)
         accepted = self._held.pop(lease_id, None) is not None
         self.results.append(LeaseResult(lease, report, accepted))
         if accepted:
-            return _json(ResultReply(accepted=True))
+            return _json(ResultReply(accepted=True, finished=self._is_finished()))
+        if any(result.accepted and result.lease.lease_id == lease_id for result in self.results):
+            return _json(ResultReply(accepted=False, reason="the lease was reported before", repeated=True), status=409)
         return _refuse(409, "fenced", f"lease {lease_id} is not yours")
 
     def _take_back(self, lease_id: str, request: ReleaseRequest) -> Response:
@@ -203,8 +225,8 @@ class ScriptedLeases(LoopbackServer):
         self._changed = asyncio.Event()
 
 
-def _json(reply: msgspec.Struct) -> Response:
-    return Response(body=msgspec.json.encode(reply))
+def _json(reply: msgspec.Struct, *, status: int = 200) -> Response:
+    return Response(status=status, body=msgspec.json.encode(reply))
 
 
 def _refuse(status: int, kind: str, message: str) -> Response:

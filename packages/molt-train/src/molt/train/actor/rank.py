@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,18 +28,13 @@ from molt.train.actor.step import Share, Trainer, optimise
 from molt.train.actor.value_model import load_value_model
 from molt.train.actor.warmup import observe_policy
 from molt.train.config import OptimizerConfig
-from molt.train.experience import PayloadStore
+from molt.train.records.experience import Payload, PayloadStore
+from molt.train.records.refit import RefitReport
 from molt.train.records.window import Microbatch, RankWindow, Scores, StepReport
-from molt.train.refit.sender import SyncClient, Transfer, WeightSender, make_sender
+from molt.train.refit.sender import Refitter, SyncClient, Transfer, make_refitter
 
 Pass = Callable[[Batch], torch.Tensor]
 """A forward pass without gradient: a microbatch -> a number for each of its action tokens, [N]."""
-
-
-class VersionedClient(SyncClient, Protocol):
-    """The engines' control plane; `version` is what the next finished update is served as."""
-
-    version: int
 
 
 class _Rank(ABC):
@@ -48,6 +43,8 @@ class _Rank(ABC):
     def __init__(self, setup: RankSetup, store: PayloadStore):
         self._setup, self._store = setup, store
         self._critic: Critic | None = None
+        self._payloads: dict[str, Payload] = {}
+        """Those fetched for the calls that come next, by segment."""
         self._passes: dict[str, Pass] = {}
         """By the field of `Scores` that each fills."""
 
@@ -71,6 +68,16 @@ class _Rank(ABC):
     def peak_bytes(self) -> int:
         """The most memory that this rank has held."""
         return self._meter.peak_bytes()
+
+    def reload(self, windows: Sequence[RankWindow]) -> None:
+        """Fetch the payloads of `windows`, in place of those of other rows.
+
+        A call of its own, since `score` and `train` begin with what all ranks do together: a rank that missed a payload
+        there would leave the others waiting. Raises PayloadLostError.
+        """
+        held = self._payloads
+        rows = [row.experience for window in windows for microbatch in window.microbatches for row in microbatch.rows]
+        self._payloads = {row.segment_id: held.get(row.segment_id) or row.reload(self._store) for row in rows}
 
     def score(self, window: RankWindow) -> list[Scores]:
         """What the algorithm needs of each row of `window` before its advantages, microbatch by microbatch."""
@@ -106,7 +113,7 @@ class _Rank(ABC):
         )
 
     def _shares(self, windows: Sequence[RankWindow]) -> list[Share]:
-        return [
+        shares = [
             Share(
                 [self._collate(microbatch) for microbatch in window.microbatches],
                 window.num_action_tokens,
@@ -114,9 +121,14 @@ class _Rank(ABC):
             )
             for window in windows
         ]
+        self._payloads = {}  # copied into the batches; the object store may have its memory back
+        return shares
 
     def _collate(self, microbatch: Microbatch) -> Batch:
-        rows = [(self._store.get(row.experience.payload), row) for row in microbatch.rows]
+        held = self._payloads
+        rows = [
+            (held.get(row.experience.segment_id) or row.experience.reload(self._store), row) for row in microbatch.rows
+        ]
         return collate(rows, device=self._device, layout=self._setup.actor.layout)
 
     @property
@@ -129,7 +141,9 @@ class ActorRank(_Rank):
 
     def __init__(self, setup: RankSetup, store: PayloadStore):
         super().__init__(setup, store)
-        self._sender: WeightSender | None = None
+        self._refitter: Refitter | None = None
+        self._version = 0
+        """Updates that are in the policy's weights; -1 while one is being made, and for good if it failed."""
 
     def train(self, windows: Sequence[RankWindow], *, step: int, kl_coef: float) -> StepReport:
         """One update on this rank's share of the window: an optimizer step for each of `windows`.
@@ -137,10 +151,12 @@ class ActorRank(_Rank):
         While the critic warms up the policy stays as it is, and the learning rate that is reported is 0.
         """
         setup, shares = self._setup, self._shares(windows)
+        self._version = -1
         if step <= setup.num_warmup_updates:
             done = observe_policy(self._trainer, shares, step=step)
         else:
             done = update_policy(self._trainer, shares, step=step, algorithm=setup.algorithm, kl_coef=kl_coef)
+        self._version = step
         if self._critic is None:
             return done
         return msgspec.structs.replace(done, metrics=done.metrics | self._critic.update(shares, step=step))
@@ -171,23 +187,32 @@ class ActorRank(_Rank):
         """Resume from a checkpoint; returns its step, and what the controller gave with it."""
         if self._critic is not None:
             checkpoint.load_critic(self._critic.trainer, Path(folder))
-        return checkpoint.load(self._trainer, Path(folder))
+        self._version, progress = checkpoint.load(self._trainer, Path(folder))
+        return self._version, progress
 
-    def connect(self, init: dict[str, Any], client: VersionedClient, *, transfer: Transfer) -> None:
+    def connect(self, init: dict[str, Any], client: SyncClient, *, transfer: Transfer) -> None:
         """Join the weight-transfer group with the engines behind `client`; a former group is left."""
-        if self._sender is not None:
-            self._sender.shutdown()
-        self._client = client
-        self._sender = make_sender(
-            self._trainer.policy.model, transfer, rank=self._setup.rank, init=init, client=client
+        if self._refitter is not None:
+            self._refitter.shutdown()
+        self._refitter = make_refitter(
+            self._trainer.policy.model,
+            transfer,
+            rank=self._setup.rank,
+            init=init,
+            client=client,
+            verify=self._setup.verify_refit,
         )
 
-    def refit(self, version: int) -> None:
-        """Send the weights to every engine, which serves them as policy version `version`."""
-        if self._sender is None:
+    def refit(self, at_least: int) -> RefitReport:
+        """Send the weights to every engine, which serve them as the version that they are.
+
+        Weights of a version below `at_least` are not sent.
+        """
+        if self._refitter is None:
             raise RuntimeError("refit before connect")
-        self._client.version = version
-        self._sender.send_weights()
+        if self._version < at_least:
+            return RefitReport(version=self._version, sent=False)
+        return RefitReport(version=self._version, interrupted=self._refitter.refit(self._version))
 
     def _load(self) -> Mapping[Role, Policy]:
         setup = self._setup

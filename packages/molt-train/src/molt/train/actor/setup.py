@@ -23,6 +23,10 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Optimizer steps of the whole run, over which learning-rate schedules span."""
     seed: int
     collective_timeout_s: float
+    verify_refit: Literal["sample", "full"] = "sample"
+    """How closely a refit compares what engines hold with what was sent."""
+    stacks: str = ""
+    """Folder in which its process listens for who asks for its stacks; empty: it does not."""
 
     @property
     def has_critic(self) -> bool:

@@ -11,6 +11,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from molt.train.engine.protocol import EngineChunk, EngineRequest
 from molt.train.engine.vllm import VllmEngine, VllmSetup
 from molt.train.errors import EngineDeadError, EngineError, RunError, StallError
+from molt.train.observe.waits import Waits
 
 START_TIMEOUT_S = 600.0
 HEALTH_TIMEOUT_S = 30.0
@@ -19,9 +20,12 @@ HEALTH_TIMEOUT_S = 30.0
 class RayEngine:
     """`engine.protocol.Engine` over one engine actor."""
 
+    body: type[VllmEngine] = VllmEngine
+    """What the actor runs."""
+
     def __init__(self, setup: VllmSetup):
         env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-        remote = ray.remote(VllmEngine).options(
+        remote = ray.remote(self.body).options(
             num_cpus=0,
             num_gpus=setup.gpus,
             max_concurrency=4096,
@@ -72,8 +76,10 @@ class RayEngine:
             await asyncio.wait_for(self.actor.check_health.remote(), HEALTH_TIMEOUT_S)
         except TimeoutError:
             raise EngineDeadError(f"the engine did not answer within {HEALTH_TIMEOUT_S:.0f} s") from None
-        except (RayActorError, RayTaskError) as error:
-            raise EngineDeadError(str(error).strip().splitlines()[-1]) from None
+        except RayActorError as error:
+            raise EngineDeadError(f"the engine's process is gone: {str(error).strip().splitlines()[-1]}") from None
+        except RayTaskError as error:
+            raise EngineDeadError(str(error.cause)) from None
 
     def kill(self) -> None:
         """End the engine's processes; vLLM's own end with the actor."""
@@ -87,17 +93,24 @@ def _cause(error: RayTaskError, request_id: str) -> EngineError:
 
 
 class EngineFleet:
-    """All engines of a run. `on_change` is told of starts, deaths and restarts.
+    """All engines of a run, by number. `on_change` is told of starts, deaths and restarts.
 
     A restarted engine holds the weights of the checkpoint that it was started from, so it must be refitted before it
     serves; that is its caller's to do.
     """
 
-    def __init__(self, setup: VllmSetup, *, on_change: Callable[[str, dict[str, Any]], None]):
-        self._setup = setup
+    def __init__(
+        self,
+        setup: VllmSetup,
+        *,
+        on_change: Callable[[str, dict[str, Any]], None],
+        make: Callable[[VllmSetup], RayEngine] = RayEngine,
+        waits: Waits | None = None,
+    ):
+        self._setup, self._make, self._waits = setup, make, waits or Waits()
         self._on_change = on_change
         self._restarts_left = setup.engine.max_restarts
-        self.engines: list[RayEngine] = [RayEngine(self._nth(i)) for i in range(setup.engine.num_engines)]
+        self.engines: list[RayEngine] = [make(self._nth(i)) for i in range(setup.engine.num_engines)]
 
     def _nth(self, index: int) -> VllmSetup:
         return msgspec.structs.replace(self._setup, seed=self._setup.seed + index)
@@ -113,28 +126,36 @@ class EngineFleet:
         for index, pid in enumerate(pids):
             self._on_change("engine_started", {"engine": index, "pid": pid})
 
-    async def dead(self) -> list[int]:
-        """Indices of the engines that are gone."""
-        answers = await asyncio.gather(*(e.check_health() for e in self.engines), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, EngineDeadError):
-                raise answer
-        return [i for i, answer in enumerate(answers) if answer is not None]
+    async def fault(self, index: int) -> str | None:
+        """Why an engine that was started can no longer serve: it is gone, unfit, or does not answer. None: it can."""
+        try:
+            await self.engines[index].check_health()
+        except EngineDeadError as error:
+            return str(error)
+        return None
 
-    async def replace(self, indices: list[int]) -> None:
-        """Start new engines in place of dead ones. Raises RunError when no restart is left."""
-        for index in indices:
-            self._on_change("engine_died", {"engine": index, "restarts_left": self._restarts_left})
-            if self._restarts_left == 0:
-                raise RunError(
-                    f"engine {index} died and engine.max_restarts = {self._setup.engine.max_restarts} is spent"
-                )
+    def stop(self, index: int, reason: str) -> None:
+        """End an engine that can no longer serve."""
+        self._on_change("engine_died", {"engine": index, "reason": reason, "restarts_left": self._restarts_left})
+        self.engines[index].kill()
+
+    async def restart(self, index: int) -> None:
+        """Start a new engine in place of one that was stopped. One that does not start costs a restart, too.
+
+        Raises RunError when no restart is left.
+        """
+        while self._restarts_left:
             self._restarts_left -= 1
-            self.engines[index].kill()
-            self.engines[index] = RayEngine(self._nth(index))
-        pids = await asyncio.gather(*(self.engines[index].start() for index in indices))
-        for index, pid in zip(indices, pids, strict=True):
-            self._on_change("engine_restarted", {"engine": index, "pid": pid})
+            engine = self.engines[index] = self._make(self._nth(index))
+            try:
+                with self._waits.on(f"a new engine {index} to start", limit_s=START_TIMEOUT_S):
+                    pid = await engine.start()
+            except RunError as error:
+                self.stop(index, str(error))
+            else:
+                self._on_change("engine_restarted", {"engine": index, "pid": pid})
+                return
+        raise RunError(f"engine {index} died and engine.max_restarts = {self._setup.engine.max_restarts} is spent")
 
     def kill(self) -> None:
         """End all engines."""

@@ -2,6 +2,8 @@
 
 from molt.train.config.check_algorithm import check_algorithm
 from molt.train.config.check_correction import check_correction
+from molt.train.config.check_eval import check_eval
+from molt.train.config.check_pool import check_data, check_outcomes, check_refit, check_sessions, check_windows
 from molt.train.config.check_ranges import check_ranges
 from molt.train.config.sections import Config
 from molt.train.errors import ConfigError
@@ -12,16 +14,17 @@ def check(config: Config) -> None:
     check_ranges(config)
     check_algorithm(config)
     check_correction(config)
+    check_data(config)
+    check_eval(config)
+    check_outcomes(config)
+    check_refit(config)
+    check_sessions(config)
+    check_windows(config)
     steps, groups = config.algorithm.updates_per_window, config.train.groups_per_update
     if groups % steps:
         raise ConfigError(
             f"algorithm.updates_per_window is {steps}, which does not divide train.groups_per_update {groups}: "
             "set it so that every optimizer step has equally many groups"
-        )
-    if config.eval.every and not (config.eval.path or config.eval.sets):
-        raise ConfigError(
-            f"eval.every is {config.eval.every}, which has no effect without held-out rows: give "
-            "eval.path, or set eval.every to 0"
         )
     if config.rollout.sampling_policy != "enforce":
         raise ConfigError(

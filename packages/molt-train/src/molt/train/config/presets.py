@@ -34,7 +34,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "clip_high": 0.28,
             "aggregation": "token_mean",
             "updates_per_window": 4,
-        }
+        },
+        "train": {"drop_degenerate": True},
     },
     # arXiv:2503.20783.
     "dr_grpo": {"algorithm": {"estimator": "group_mean", "loss": "ppo", "clip_high": 0.2, "aggregation": "constant"}},

@@ -33,7 +33,8 @@ class RunConfig(Section, frozen=True, kw_only=True):
     """Of the order of tasks, of torch and, with `rollout.seeded`, of every model call. What arrives first, and so is
     trained first, still differs between runs."""
     stall_timeout: float = 300.0
-    """Seconds without any progress after which the run reports who waits for whom, and stops."""
+    """Seconds in which nothing happens after which the run reports who waits for whom, and stops. Attempts that come to
+    nothing stretch it, by `pool.max_attempts` times `rollout.timeout_s` at most."""
 
 
 class TrainConfig(Section, frozen=True, kw_only=True):

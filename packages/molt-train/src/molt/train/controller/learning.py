@@ -57,8 +57,9 @@ class Learning:
         return {"kl_coef": self._kl.coef}
 
     def restore(self, progress: dict[str, Any]) -> None:
-        """Go on from `progress`."""
-        self._kl = msgspec.structs.replace(self._kl, coef=float(progress.get("kl_coef", self._kl.coef)))
+        """Go on from `progress`; from the start where it is empty."""
+        coef = float(progress.get("kl_coef", self._config.algorithm.kl_coef))
+        self._kl = msgspec.structs.replace(self._kl, coef=coef)
 
     def usable(self, groups: Sequence[Group], counts: Counter[str] | None = None) -> list[Group]:
         """The groups as they are trained, rewards shaped; what may not be is left out, and counted by reason."""

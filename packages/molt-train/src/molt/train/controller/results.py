@@ -3,11 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from molt.agents.protocol import ResultReport, SessionResult
-from molt.train.experience import PayloadStore, make_experience, to_payload
+from molt.train.experience import offload_trained
 from molt.train.gateway.sessions import Session
 from molt.train.pool.groups import ExperiencesOf
-from molt.train.records.experience import Experience
+from molt.train.records.experience import Experience, PayloadStore
 from molt.train.records.recording import Recording, SessionState
 from molt.train.records.rollout import Outcome
 from molt.train.records.trajectory import Segment
@@ -17,8 +19,10 @@ from molt.train.trajectory import TrainingRules, build_trajectory, delivered_fra
 
 def outcome_of(result: ResultReport | SessionResult) -> Outcome:
     """The outcome that counts: one that should have a finite reward and has none is `failed`, with the reason."""
+    answer = result.answer if isinstance(result, ResultReport) else None
+    outcome = Outcome(kind=result.outcome, error=result.error, info=result.info, answer=answer)
     if result.outcome not in ("completed", "truncated"):
-        return Outcome(kind=result.outcome, error=result.error, info=result.info)
+        return outcome
     reason = None
     if result.reward is None:
         reason = f"outcome {result.outcome!r} without a reward"
@@ -27,8 +31,8 @@ def outcome_of(result: ResultReport | SessionResult) -> Outcome:
             if value is not None and not math.isfinite(value):
                 reason = f"{name} is {value}, which is no finite number"
     if reason is not None:
-        return Outcome(kind="failed", error=reason, info=result.info)
-    return Outcome(kind=result.outcome, reward=result.reward, score=result.score, error=result.error, info=result.info)
+        return msgspec.structs.replace(outcome, kind="failed", error=reason)
+    return msgspec.structs.replace(outcome, reward=result.reward, score=result.score)
 
 
 def recording_of(session: Session, rules: TrainingRules) -> Recording:
@@ -59,12 +63,6 @@ def experiences_into(store: PayloadStore) -> ExperiencesOf:
     """What makes the experiences of a rollout's trained segments, with their payloads in `store`."""
 
     def experiences_of(segments: Sequence[Segment], rollout_id: str, group_id: str) -> tuple[Experience, ...]:
-        return tuple(
-            make_experience(
-                segment, rollout_id=rollout_id, group_id=group_id, payload_ref=store.put(to_payload(segment))
-            )
-            for segment in segments
-            if segment.trained
-        )
+        return offload_trained(segments, store, rollout_id=rollout_id, group_id=group_id)
 
     return experiences_of

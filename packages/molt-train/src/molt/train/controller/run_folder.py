@@ -55,6 +55,16 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def stacks(self) -> Path:
+        """Where the processes of a run are asked for their stacks."""
+        return self.logs / "stacks"
+
+    @property
+    def server(self) -> Path:
+        """The process at work on the run, and where it serves, while there is one."""
+        return self.path / "server.json"
+
+    @property
     def picture(self) -> Path:
         """The reward curve."""
         return self.path / "reward.png"

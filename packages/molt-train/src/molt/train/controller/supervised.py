@@ -14,9 +14,8 @@ import numpy as np
 
 from molt.train.config import Config
 from molt.train.errors import ConfigError
-from molt.train.experience import PayloadStore
 from molt.train.gateway.render import RenderError
-from molt.train.records.experience import Experience, Payload
+from molt.train.records.experience import Experience, Payload, PayloadStore
 from molt.train.records.window import Row, StepReport, TrainWindow
 from molt.train.window import WindowPlan, lay_out
 

@@ -57,6 +57,11 @@ class Router:
         return len(self._running)
 
     @property
+    def loads(self) -> dict[int, int]:
+        """Requests that each engine in service is working on, by its number."""
+        return {number: seat.load for number, seat in self._seats.items()}
+
+    @property
     def prefix_hit_rate(self) -> float:
         """Prompt tokens that engines had in their caches, over all prompt tokens; 0.0 before there are any."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0

@@ -127,7 +127,7 @@ class Gateway:
         if session is None or not accepted:
             raise CallError("authentication", "the session is unknown, or the key is not its key")
         if session.state == "closed":
-            raise CallError("closed", "the session is closed: its result was reported")
+            raise CallError("closed", f"the session is closed: {session.closed_because}")
         return session
 
 

@@ -4,7 +4,9 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from molt.agents.protocol import SamplingParams
@@ -18,6 +20,8 @@ SamplingPolicy = Literal["enforce", "default", "client"]
 
 CLOSE_LIMIT_S = 10.0
 """How long a closing session waits for its aborted generations to be recorded."""
+REPORTED = "its result was reported"
+"""Why a session is closed, where nothing else is said."""
 
 
 class Abortable(Protocol):
@@ -46,6 +50,8 @@ class Session:
         self.trace = trace
         """Where its turns are kept until the ledger has the recording; None: nowhere."""
         self.state: Literal["open", "closed"] = "open"
+        self.closed_because = REPORTED
+        """What a call is told, once it is closed."""
         self.sampling = sampling
         self.policy: SamplingPolicy = policy
         self.expected_sampling = expected_sampling
@@ -58,6 +64,10 @@ class Session:
         self.slots: asyncio.Semaphore | None = None
         """Bounds the requests at once; made by the gateway, which knows the bound."""
         self._key_digest = key_digest
+        self.clock: Callable[[], float] = time.monotonic
+        """Seconds that never go back."""
+        self.last_call = 0.0
+        """When a model call began or ended last, or the session was opened, on the clock."""
         self._past: Past | None = None
         self._running: set[Abortable] = set()
         self._idle: asyncio.Event | None = None
@@ -84,12 +94,18 @@ class Session:
     def begun(self, generation: Abortable) -> None:
         """A generation runs: closing the session aborts it."""
         self._running.add(generation)
+        self.last_call = self.clock()
 
     def ended(self, generation: Abortable) -> None:
         """It is recorded."""
         self._running.discard(generation)
+        self.last_call = self.clock()
         if self._idle and not self._running:
             self._idle.set()
+
+    def quiet_s(self) -> float:
+        """Seconds since the last model call ended, or since the session was opened; 0 while one runs."""
+        return 0.0 if self._running else self.clock() - self.last_call
 
     async def close(self) -> None:
         """Refuse further calls, abort those in flight, and wait until they are recorded.
@@ -107,12 +123,25 @@ class Session:
         self.tree.seal()
         self._past = None
 
+    def release(self) -> None:
+        """Forget what a closed session recorded, in memory and in its trace: somebody else has it."""
+        if self.trace is not None:
+            self.trace.discard()
+            self.trace = None
+        self.tree, self.counters, self.metadata, self._past = TurnTree(), Counter(), {}, None
+        self.attempts = Attempts(self.counters)
+        self.attempts.seal()
+
 
 class Sessions:
-    """The sessions in memory. With `traces` every turn is kept there, too."""
+    """The sessions in memory. With `traces` every turn is kept there, too.
 
-    def __init__(self, traces: TraceLog | None = None) -> None:
+    `clock` gives seconds and must never go back.
+    """
+
+    def __init__(self, traces: TraceLog | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._traces = traces
+        self.clock = clock
         self._sessions: dict[str, Session] = {}
 
     def open(
@@ -148,6 +177,7 @@ class Sessions:
             trace=self._traces.of(session_id) if self._traces else None,
         )
         session.tree.seed = seed
+        session.clock, session.last_call = self.clock, self.clock()
         self._sessions[session.session_id] = session
         return session, key
 
@@ -155,16 +185,27 @@ class Sessions:
         """The session, open or closed; None where it is unknown."""
         return self._sessions.get(session_id)
 
-    async def close(self, session_id: str) -> Session:
+    async def close(self, session_id: str, reason: str | None = None) -> Session:
         """End a session: later model calls get 410, those in flight are aborted. A closed session stays closed.
+
+        Args:
+            session_id: The session.
+            reason: What those calls are told; None: that its result was reported.
 
         Raises:
             KeyError: The session is unknown.
             TimeoutError: A generation did not end within `CLOSE_LIMIT_S`; the session is closed all the same.
         """
         session = self._sessions[session_id]
+        session.closed_because = reason or REPORTED
         await session.close()
         return session
+
+    def release(self, session_id: str) -> None:
+        """Keep of a closed session only what refuses later calls."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.release()
 
     def forget(self, session_id: str) -> None:
         """Drop a session from memory, if it is there; it is unknown afterwards."""

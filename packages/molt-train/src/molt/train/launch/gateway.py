@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import signal
 import tempfile
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import msgspec
 
 from molt.train.config import Config
 from molt.train.controller.run_folder import RunFolder
+from molt.train.controller.serving import AsLoaded, Serving
 from molt.train.engine.fake import ScriptedEngine, read_script
 from molt.train.engine.protocol import Engine
 from molt.train.engine.router import Router
@@ -21,6 +21,7 @@ from molt.train.launch.environment import open_folder, ray
 from molt.train.launch.event_loop import run
 from molt.train.launch.parts import make_events, make_fleet, make_front
 from molt.train.launch.preflight import Preflight, load_renderer, require
+from molt.train.launch.processes import until_first_ends
 from molt.train.launch.reply_format import choose_parser
 from molt.train.pool.ledger import Ledger
 from molt.train.server import bind
@@ -49,7 +50,7 @@ def run_gateway(config: Config, *, script: Script | None) -> None:
         renderer = load_renderer(config.model.path)
         parser = choose_parser(config.model, renderer)
         sock = bind(config.server.host, config.server.port, token=config.server.token)
-        checked = Preflight(tasks=[], eval_tasks=[], renderer=renderer, parser=parser, sock=sock)
+        checked = Preflight(train_sets=[], eval_sets=[], renderer=renderer, parser=parser, sock=sock)
         folder = open_folder(config, secret=config.server.token)
         if script is None:
             with ray(config, folder):
@@ -66,32 +67,35 @@ def _replace(config: Config, section: str, **values: str) -> Config:
 
 
 async def _serve(config: Config, checked: Preflight, folder: RunFolder, engine: Engine | None) -> None:
-    with contextlib.closing(Ledger(folder.ledger)) as ledger:
-        async with _vllm(config, ledger) if engine is None else contextlib.nullcontext(engine) as served:
-            front = make_front(
-                config,
-                checked,
-                ledger=ledger,
-                store=LocalPayloadStore(),
-                engine=served,
-                token=config.server.token,
-                progress=dict[str, object],
-            )
-            await front.serve()
-            await _stop_signal()
+    with contextlib.closing(Ledger(folder.ledger, config.pool)) as ledger, contextlib.ExitStack() as resources:
+        served, serving = (engine, None) if engine else await _vllm(config, ledger, resources)
+        front = make_front(
+            config,
+            checked,
+            ledger=ledger,
+            store=LocalPayloadStore(),
+            engine=served,
+            token=config.server.token,
+            progress=dict[str, object],
+        )
+        await front.serve()
+        try:
+            watchers = [serving.supervise()] if serving else []
+            await until_first_ends(_stop_signal(), front.desk.watch(), *watchers)
+        finally:
             await front.stop()
 
 
-@contextlib.asynccontextmanager
-async def _vllm(config: Config, ledger: Ledger) -> AsyncIterator[Router]:
-    fleet, router = make_fleet(config, on_event=make_events(ledger)), Router()
-    try:
-        await fleet.start()
-        for index, engine in enumerate(fleet.engines):
-            router.admit(index, engine)
-        yield router
-    finally:
-        fleet.kill()
+async def _vllm(config: Config, ledger: Ledger, resources: contextlib.ExitStack) -> tuple[Router, Serving]:
+    """Engines that are up, and end with `resources`."""
+    on_event, router = make_events(ledger), Router()
+    fleet = make_fleet(config, on_event=on_event)
+    resources.callback(fleet.kill)
+    workers = config.engine.tensor_parallel_size
+    serving = Serving(fleet, router, AsLoaded(0), workers_per_engine=workers, on_event=on_event)
+    await fleet.start()
+    await serving.open(0, send=False)
+    return router, serving
 
 
 async def _stop_signal() -> None:

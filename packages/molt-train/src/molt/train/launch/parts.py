@@ -11,18 +11,20 @@ import msgspec
 
 from molt.train.config import AlgorithmConfig, Config
 from molt.train.controller.admission import Admission
+from molt.train.controller.desk import DeskSettings, RolloutDesk
 from molt.train.controller.results import experiences_into
-from molt.train.controller.rollouts import DeskSettings, RolloutDesk
 from molt.train.controller.run_folder import RunFolder
 from molt.train.engine.protocol import Engine
-from molt.train.experience import PayloadStore
+from molt.train.errors import LedgerFullError
 from molt.train.gateway.app import Gateway
 from molt.train.gateway.sessions import Sessions
 from molt.train.gateway.trace import TraceLog
 from molt.train.launch.preflight import Preflight
 from molt.train.observe.metrics import Metrics
+from molt.train.observe.waits import Waits
 from molt.train.pool.ledger import Ledger
 from molt.train.pool.pool import Pool
+from molt.train.records.experience import PayloadStore
 from molt.train.server import HttpServer, create_app, origin
 
 if TYPE_CHECKING:
@@ -52,7 +54,8 @@ class Front:
         print(msgspec.json.encode({"url": self.server.url}).decode(), flush=True)  # noqa: T201
 
     async def stop(self) -> None:
-        """Close every session, keeping what it recorded, and the server."""
+        """Let the workers know, close every session, keeping what it recorded, and the server."""
+        await self.desk.dismiss()
         await self.desk.close()
         await self.server.stop()
         self.traces.close()
@@ -75,7 +78,7 @@ def make_front(
     sessions, metrics = Sessions(traces), Metrics()
     experiences_of = experiences_into(store)
     pool = Pool(ledger, settings=config.pool, clock=time.monotonic, experiences_of=experiences_of)
-    admission = Admission(config, pool, checked.tasks)
+    admission = Admission(config, pool, checked.train_sets)
     gateway = Gateway(
         sessions,
         engine=engine,
@@ -105,10 +108,18 @@ def make_front(
     return Front(pool, admission, desk, server, metrics, traces)
 
 
-def make_actor(config: Config, store: PayloadStore, *, supervised: bool = False) -> "ActorGroup":
+def make_actor(
+    config: Config,
+    store: PayloadStore,
+    *,
+    supervised: bool = False,
+    waits: Waits | None = None,
+    on_event: Callable[[str, dict[str, Any]], None] | None = None,
+) -> "ActorGroup":
     """The ranks that are trained; not started yet. The `supervised` step needs none of the algorithm's other models.
 
-    Raises ConfigError when the cluster has not what they need.
+    `waits` and `on_event` are told what they are asked, and when they die and are replaced. Raises ConfigError when the
+    cluster has not what they need.
     """
     from molt.train.actor.memory_plan import check_offload
     from molt.train.actor.setup import RankSetup
@@ -128,8 +139,22 @@ def make_actor(config: Config, store: PayloadStore, *, supervised: bool = False)
         num_steps=config.train.num_updates * (1 if supervised else config.algorithm.updates_per_window),
         seed=config.run.seed,
         collective_timeout_s=CALL_TIMEOUT_S,
+        verify_refit=config.engine.verify_refit,
+        stacks=_stacks(config),
     )
-    return ActorGroup(setup, store, placement=place(config, num_gpus=num_gpus()), timeout_s=CALL_TIMEOUT_S)
+    return ActorGroup(
+        setup,
+        store,
+        placement=place(config, num_gpus=num_gpus()),
+        timeout_s=CALL_TIMEOUT_S,
+        waits=waits,
+        on_change=on_event,
+    )
+
+
+def _stacks(config: Config) -> str:
+    """Absolute, since Ray's processes have folders of their own; empty for a command without a run folder."""
+    return str(RunFolder(Path(config.run.dir)).stacks.absolute()) if config.run.dir else ""
 
 
 def make_events(ledger: Ledger) -> Callable[[str, dict[str, Any]], None]:
@@ -137,13 +162,22 @@ def make_events(ledger: Ledger) -> Callable[[str, dict[str, Any]], None]:
 
     def on_event(kind: str, detail: dict[str, Any]) -> None:
         log.info("%s %s", kind, detail)
-        ledger.record_event(kind, detail)
+        try:
+            ledger.record_event(kind, detail)
+        except LedgerFullError as error:
+            log.warning("%s is in this log only: %s", kind, error)
 
     return on_event
 
 
-def make_fleet(config: Config, *, on_event: Callable[[str, dict[str, Any]], None]) -> "EngineFleet":
-    """The engines; not started yet."""
+def make_fleet(
+    config: Config,
+    *,
+    on_event: Callable[[str, dict[str, Any]], None],
+    version: int = 0,
+    waits: Waits | None = None,
+) -> "EngineFleet":
+    """The engines; not started yet. `version` is that of the weights in `model.path`."""
     from molt.train.cluster.engines import EngineFleet
     from molt.train.cluster.placement import place
     from molt.train.cluster.runtime import num_gpus
@@ -156,6 +190,7 @@ def make_fleet(config: Config, *, on_event: Callable[[str, dict[str, Any]], None
         seed=config.run.seed,
         gpus=placement.gpus_per_engine,
         transfer=placement.transfer,
-        version=0,
+        version=version,
+        stacks=_stacks(config),
     )
-    return EngineFleet(setup, on_change=on_event)
+    return EngineFleet(setup, on_change=on_event, waits=waits)

@@ -13,7 +13,7 @@ from molt.train.gateway.render import ChatRenderer
 from molt.train.gateway.render_library import FamilyRenderer
 from molt.train.launch.reply_format import choose_parser
 from molt.train.launch.same_tokens import check_same_tokens
-from molt.train.pool.tasks import load_tasks
+from molt.train.pool.tasks import Dataset, load_datasets
 from molt.train.records.rollout import Task
 from molt.train.server import bind
 
@@ -33,12 +33,17 @@ except MoltAgentError as error:
 class Preflight:
     """What the checks have opened on the way."""
 
-    tasks: list[Task]
-    eval_tasks: list[Task]
+    train_sets: list[Dataset]
+    eval_sets: list[Dataset]
     renderer: ChatRenderer
     parser: Parser
     sock: socket.socket
     """Bound, not yet listened on."""
+
+    @property
+    def eval_tasks(self) -> list[Task]:
+        """Those of all evaluation sets, in their order."""
+        return [task for one in self.eval_sets for task in one.tasks]
 
 
 def preflight(config: Config, *, local_workers: bool) -> Preflight:
@@ -46,18 +51,18 @@ def preflight(config: Config, *, local_workers: bool) -> Preflight:
     from molt.train.advantage import find_estimator  # torch, which the gateway alone does without
 
     check(config)
-    require(config, "model.path", "data.path", "run.dir")
-    tasks = load_tasks(Path(config.data.path))
-    eval_tasks = load_tasks(Path(config.eval.path)) if config.eval.path else []
+    require(config, "model.path", *(() if config.data.sets else ("data.path",)), "run.dir")
+    train_sets = load_datasets(config.data.path, config.data.sets)
+    eval_sets = load_datasets(config.eval.path, config.eval.sets)
     find_estimator(config.algorithm.estimator)
     renderer = load_renderer(config.model.path)
     parser = choose_parser(config.model, renderer)
     check_same_tokens(config)
     if local_workers:
         require(config, "agent.path")
-        _check_agent(config.agent.path)
+        check_agent(config.agent.path)
     sock = bind(config.server.host, config.server.port, token=config.server.token)
-    return Preflight(tasks=tasks, eval_tasks=eval_tasks, renderer=renderer, parser=parser, sock=sock)
+    return Preflight(train_sets=train_sets, eval_sets=eval_sets, renderer=renderer, parser=parser, sock=sock)
 
 
 def require(config: Config, *keys: str) -> None:
@@ -76,7 +81,8 @@ def load_renderer(model_path: str) -> ChatRenderer:
     return FamilyRenderer(model_path)
 
 
-def _check_agent(path: str) -> None:
+def check_agent(path: str) -> None:
+    """Raise ConfigError where the agent module at `path` cannot be loaded, or has no `AgentRunner`."""
     # In a process of its own: the agent's imports are the workers' affair.
     command = [sys.executable, "-c", _LOAD_AGENT, path]
     try:

@@ -1,5 +1,6 @@
 """`metrics.jsonl`: one JSON object an update, in order, readable while the run goes on."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,10 @@ class Journal:
         self._file.write(_line(row))
         self._file.flush()
 
+    def sync(self) -> None:
+        """Force what was appended to the disk: afterwards no loss of power takes it."""
+        os.fsync(self._file.fileno())
+
     def truncate_after(self, step: int) -> None:
         """Drop the updates after `step`: a run resumed from that checkpoint makes them again."""
         self._file.close()
@@ -46,7 +51,10 @@ class Journal:
     def _replace(self, rows: list[dict[str, Any]]) -> None:
         # Through a second file: a reader, or a crash in between, finds the old journal or the new one.
         partial = self.path.with_suffix(".partial")
-        partial.write_bytes(b"".join(_line(row) for row in rows))
+        with partial.open("wb") as file:
+            file.writelines(_line(row) for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(self.path)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from molt.train.config import PoolConfig
 from molt.train.pool.rows import GroupRow, RolloutRow
 from molt.train.records.experience import Experience
 from molt.train.records.rollout import Group, Rollout
@@ -20,13 +21,8 @@ class OpenGroup:
 
     row: GroupRow
     members: dict[str, RolloutRow] = field(default_factory=dict)
-    """By rollout id, in the order of the members."""
+    """By rollout id, in the order of the members; more than the group's size where it was oversampled."""
     finished: dict[str, Rollout] = field(default_factory=dict)
-
-    @property
-    def num_missing(self) -> int:
-        """Members that have not finished, those that do not exist yet included."""
-        return self.row.size - len(self.finished)
 
     def new_member(self, member: int) -> RolloutRow:
         """The row of a member before its first attempt."""
@@ -39,33 +35,44 @@ class OpenGroup:
             failures=0,
         )
 
+    def is_completed_by(self, rollout: Rollout, settings: PoolConfig) -> bool:
+        """Whether the group is complete once `rollout` has finished, too.
+
+        A group that workers fill is when as many members as its size count, or when none is left that could. One that
+        is collected from sessions is when as many as its size have finished.
+        """
+        num_finished = len(self.finished) + 1
+        if self.row.key is not None:
+            return num_finished >= self.row.size
+        if num_finished == len(self.members):
+            return True
+        ended = [rollout, *self.finished.values()]
+        return sum(settings.counts(r.outcome.kind) for r in ended) >= self.row.size
+
     def finish(self, row: RolloutRow, rollout: Rollout) -> None:
-        """One more member has finished."""
+        """One more member has finished. What it answered is in the ledger, and may be long."""
         self.members[row.rollout_id] = row
-        self.finished[row.rollout_id] = rollout
+        outcome = msgspec.structs.replace(rollout.outcome, answer=None)
+        self.finished[row.rollout_id] = msgspec.structs.replace(rollout, outcome=outcome)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version that sampled a token of a finished member; None when nothing was sampled."""
+        versions = [e.oldest_version for rollout in self.finished.values() for e in rollout.experiences]
+        return min(versions, default=None)
+
+    def unfinished(self, *, beside: str | None = None) -> list[RolloutRow]:
+        """The members that wait or run, but for `beside`."""
+        rows = self.members.values()
+        return [row for row in rows if row.state in ("waiting", "leased") and row.rollout_id != beside]
 
     def to_group(self) -> Group:
-        """The complete group, its rollouts in the order of the members."""
-        rollouts = tuple(self.finished[rollout_id] for rollout_id in self.members)
+        """The complete group: its finished rollouts in the order of the members."""
+        rollouts = tuple(self.finished[rollout_id] for rollout_id in self.members if rollout_id in self.finished)
         return Group(group_id=self.row.group_id, task_id=self.row.task.task_id, rollouts=rollouts)
 
 
-def why_failed(group: GroupRow, rollouts: Iterable[Rollout]) -> str | None:
-    """Why a group of finished members is of no use for training; None when it is.
-
-    A group that lost a member to an outage is not trained without it: what makes outages likely, a long rollout for
-    one, is seldom independent of the reward, so the rest of the group is a biased sample. An evaluation, which compares
-    no members, has such a member reported as missing.
-    """
-    if group.kind == "eval":
-        return None
-    for rollout in rollouts:
-        if rollout.outcome.kind == "infrastructure":
-            return f"rollout {rollout.rollout_id} was lost to infrastructure: {rollout.outcome.error}"
-    return None
-
-
-def restore_group(row: GroupRow, members: Sequence[RolloutRow], experiences_of: ExperiencesOf) -> OpenGroup:
+def restore_group(row: GroupRow, members: Iterable[RolloutRow], experiences_of: ExperiencesOf) -> OpenGroup:
     """A group as it stood, from the ledger; the experiences of its finished members are made again."""
     group = OpenGroup(row)
     for member in members:

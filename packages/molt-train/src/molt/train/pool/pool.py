@@ -4,7 +4,7 @@
     task ---------> waiting members ------> live leases ------> finished members ----> complete groups
                           ^                      |
                           +----------------------+
-                release, expire, infrastructure outcome: the next attempt
+              release, expire, an outcome to be retried: the next attempt
 
 What a caller is told has happened is durable. One event loop owns the pool; no method but the three waits gives
 control away.
@@ -13,31 +13,23 @@ control away.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
-
 from molt.train.config import PoolConfig
+from molt.train.errors import LedgerFullError
 from molt.train.pool.books import Books
+from molt.train.pool.collecting import Collecting
 from molt.train.pool.groups import ExperiencesOf
-from molt.train.pool.leases import Assignment, Expired, LeaseTable, LiveLease, ReportVerdict
+from molt.train.pool.leases import Assignment, CutLease, Expired, LeaseTable, LiveLease, ReportVerdict
 from molt.train.pool.ledger import Ledger
-from molt.train.pool.rows import GroupKind, ResultRow
+from molt.train.pool.rows import GroupKind, GroupRow, ResultRow, SessionState
+from molt.train.pool.status import PoolStatus, status_of
+from molt.train.pool.workers import WorkerTable
 from molt.train.records.recording import Recording
 from molt.train.records.rollout import Group, Outcome, Rollout, Task
 from molt.train.records.trajectory import Segment
 from molt.train.records.turn import Turn
 
-
-class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool at a glance."""
-
-    num_open: int
-    num_ready: int
-    num_waiting: int
-    """Rollouts that wait for a worker."""
-    num_leased: int
-    leases_by_worker: dict[str, int]
-    counters: dict[str, int]
-    """How often each named thing happened since the server started."""
+STALE = "stale"
+"""The reason of groups that are dropped because of their age."""
 
 
 class Pool:
@@ -45,7 +37,8 @@ class Pool:
 
     Args:
         ledger: The run's ledger, freshly opened.
-        settings: Attempts a rollout, and the time to live of a lease.
+        settings: Attempts a rollout, what outcomes do, the time to live of a lease, and how long sessions are waited
+            for.
         clock: Seconds that never go back (`time.monotonic`).
         experiences_of: Makes the experiences of rollouts that come from the ledger or from self-driven sessions.
     """
@@ -54,10 +47,10 @@ class Pool:
         self, ledger: Ledger, *, settings: PoolConfig, clock: Callable[[], float], experiences_of: ExperiencesOf
     ) -> None:
         self.ledger = ledger
-        self._settings = settings
-        self._experiences_of = experiences_of
+        self.workers = WorkerTable(clock=clock)
         self._leases = LeaseTable(ttl_s=settings.lease_ttl_s, clock=clock)
-        self._books = Books(ledger, leases=self._leases, experiences_of=experiences_of)
+        self._books = Books(ledger, leases=self._leases, settings=settings, experiences_of=experiences_of)
+        self._collecting = Collecting(self._books, settings=settings, clock=clock, experiences_of=experiences_of)
         self._next_position = ledger.next_position()
 
     # The controller's side.
@@ -70,8 +63,7 @@ class Pool:
     @property
     def num_open(self) -> int:
         """Train groups that workers are still to finish. Groups collected from self-driven sessions do not count."""
-        rows = (group.row for group in self._books.open.values())
-        return sum(1 for row in rows if row.kind == "train" and row.key is None)
+        return self._books.num_driven
 
     @property
     def num_ready(self) -> int:
@@ -83,12 +75,23 @@ class Pool:
         """How often each named thing happened since the server started."""
         return self._books.counters
 
-    def open_group(self, task: Task, *, kind: GroupKind, size: int, position: int | None) -> str:
-        """Offer `size` rollouts of `task` to workers. Returns the group's id.
+    @property
+    def quarantined(self) -> Mapping[str, Sequence[str]]:
+        """The tasks that killed all attempts at a rollout, by id, with the attempts' errors. Not to be opened again."""
+        return self._books.quarantine.tasks
 
-        `position` says where in the data order the task comes from; None for an evaluation.
+    def open_group(self, task: Task, *, kind: GroupKind, size: int, position: int | None, extra: int = 0) -> str:
+        """Offer rollouts of `task` to workers. Returns the group's id.
+
+        Args:
+            task: What they are of.
+            kind: Whether they are trained on.
+            size: Rollouts that make the group.
+            position: Where in the data order the task comes from; None for an evaluation.
+            extra: Further rollouts that are offered. The first `size` that count make the group; those that are still
+                to end then are cut.
         """
-        group = self._books.open_group(task, kind=kind, size=size, position=position)
+        group = self._books.open_group(task, kind=kind, size=size, position=position, extra=extra)
         if kind == "train" and position is not None:
             self._next_position = max(self._next_position, position + 1)
         return group.row.group_id
@@ -98,19 +101,38 @@ class Pool:
         return await self._books.complete.wait_count(n, timeout_s)
 
     def take(self, n: int) -> list[Group]:
-        """The `n` train groups that completed first. Raises ValueError when fewer are ready.
+        """The `n` ready train groups with the oldest tokens. Raises ValueError when fewer are ready.
 
         They are the caller's now, to be recorded in a window or dropped; after a restart without either they are
         ready again.
         """
         complete = self._books.complete
-        return complete.remove("train", complete.first(n))
+        return complete.remove("train", complete.oldest(n))
 
     def drop(self, group_id: str, reason: str) -> None:
         """A complete train group, taken or not, will not be trained on. Raises ValueError when it is not complete."""
-        self.ledger.drop_group(group_id, reason)
-        self._books.complete.remove("train", [group_id])
-        self.counters["groups_dropped"] += 1
+        self._books.drop_complete(group_id, reason)
+
+    def discard_stale(self, before: int) -> list[GroupRow]:
+        """Drop, as `stale`, what is too old to be trained, so that nobody works on it any more.
+
+        These are the open train groups, and the complete ones that nobody took, with a token of a policy version older
+        than `before`. Returns them; whoever opened them may open their tasks anew.
+        """
+        books = self._books
+        is_stale = [
+            group
+            for group in books.open.values()
+            if group.row.kind == "train" and group.oldest_version is not None and group.oldest_version < before
+        ]
+        rows = [books.give_up(group, "dropped", STALE) for group in is_stale]
+        for group_id in books.complete.older_than(before):
+            books.drop_complete(group_id, STALE)
+            row = self.ledger.group(group_id)
+            assert row is not None, "a group that was dropped is in the ledger"
+            rows.append(row)
+        self.counters["groups_stale"] += len(rows)
+        return rows
 
     async def wait_eval(self, group_ids: Sequence[str], timeout_s: float) -> bool:
         """Wait until all these evaluation groups are complete. False when `timeout_s` seconds passed first."""
@@ -131,24 +153,25 @@ class Pool:
 
     def status(self) -> PoolStatus:
         """The pool at a glance."""
-        return PoolStatus(
-            num_open=self.num_open,
-            num_ready=self.num_ready,
-            num_waiting=len(self._books.offers),
-            num_leased=len(self._leases),
-            leases_by_worker=self._leases.count_by_worker(),
-            counters=dict(self.counters),
-        )
+        return status_of(self._books, self.workers)
 
     # The workers' side.
 
-    def acquire(self, worker_id: str, capacity: int) -> list[Assignment]:
-        """Lease up to `capacity` rollouts to a worker, those of the oldest groups first."""
-        return self._books.grant(worker_id, capacity)
+    def acquire(self, worker_id: str, capacity: int, labels: Mapping[str, str] | None = None) -> list[Assignment]:
+        """Lease up to `capacity` more rollouts to a worker, those of the oldest groups first.
 
-    async def wait_offers(self, timeout_s: float) -> bool:
-        """Wait until a rollout waits for a worker, or `wake`. False when `timeout_s` seconds passed first."""
-        return await self._books.offers.wait(timeout_s)
+        Only of tasks all of whose labels are among the worker's `labels`.
+        """
+        held = self._leases.by_worker.get(worker_id, 0)
+        self.workers.seen(worker_id, capacity=held + capacity, labels=labels or {})
+        return self._books.grant(worker_id, capacity, labels)
+
+    async def wait_offers(self, timeout_s: float, labels: Mapping[str, str] | None = None) -> bool:
+        """Wait until a rollout waits for a worker with these labels, or `wake`.
+
+        False when `timeout_s` seconds passed first.
+        """
+        return await self._books.offers.wait(timeout_s, labels)
 
     def wake(self) -> None:
         """Let everyone in `wait_offers` look again."""
@@ -164,6 +187,7 @@ class Pool:
 
     def heartbeat(self, worker_id: str, lease_ids: Sequence[str]) -> list[str]:
         """Keep a worker's leases alive. Returns those of `lease_ids` that it does not own (any more)."""
+        self.workers.seen(worker_id)
         return self._leases.renew(worker_id, lease_ids)
 
     def check(self, lease_id: str, attempt: int) -> str | None:
@@ -190,8 +214,9 @@ class Pool:
     ) -> ReportVerdict:
         """Take the result of an attempt, with what its session recorded; `counters` are the session's.
 
-        An infrastructure outcome makes the rollout wait for its next attempt while it has one; any other finishes it.
-        A refused report (late, repeated, of another run) is kept in the ledger and changes nothing else.
+        The policies `pool.on_...` say whether the outcome finishes the rollout, makes it wait for its next attempt, or
+        fails its group. A refused report (late, repeated, of another run, of a rollout that was cut) is kept in the
+        ledger and changes nothing else.
         """
         lease = self._leases.get(lease_id)
         refusal = self.check(lease_id, attempt)
@@ -209,12 +234,7 @@ class Pool:
             result = ResultRow(outcome=outcome, counted=False, reason=refusal, lease_id=lease_id, attempt=attempt)
             self._books.refuse(result, recording)
             return ReportVerdict(accepted=False, reason=refusal)
-        if outcome.kind == "infrastructure" and self._may_retry(lease):
-            reason = f"infrastructure: {outcome.error}; attempt {attempt + 1} follows"
-            self._books.retry(lease, "reported", outcome=outcome, reason=reason, recording=recording)
-            return ReportVerdict(accepted=True, reason=reason)
-        group = self._books.finish(self._books.row_of(lease), rollout, lease=lease, recording=recording)
-        return ReportVerdict(accepted=True, group=group)
+        return self._books.end_attempt(lease, rollout, state="reported", recording=recording)
 
     def release(self, lease_id: str, attempt: int) -> str | None:
         """Take a lease back unrun and offer the rollout again; this spends no attempt. Returns why not, or None."""
@@ -226,63 +246,63 @@ class Pool:
         return None
 
     def expire(self) -> list[Expired]:
-        """End the leases whose workers have been silent for the time to live. Each spends an attempt."""
-        return [self._expire(lease) for lease in self._leases.overdue()]
+        """End the leases whose workers have been silent for the time to live. Each spends an attempt.
+
+        Groups of sessions that did not fill in time fail, and workers without leases that were silent for long are
+        forgotten. Raises LedgerFullError when the disk is full before any lease has ended.
+        """
+        self._collecting.expire()
+        expired: list[Expired] = []
+        for lease in self._leases.overdue():
+            # The end of another may have failed its group, and so cut this one.
+            if self._leases.get(lease.lease_id) is not lease:
+                continue
+            try:
+                expired.append(self._expire(lease))
+            except LedgerFullError:
+                if not expired:
+                    raise
+                break  # the caller has to know of those that did end
+        self.counters["workers_lost"] += len(self.workers.forget_silent(holders=self._leases.by_worker))
+        return expired
+
+    def take_cut(self) -> list[CutLease]:
+        """The leases that were cut since the last call. Their sessions are of no more use."""
+        cut, self._books.cut = self._books.cut, []
+        return cut
 
     # Self-driven sessions.
 
     def collect(self, key: str, *, task: Task, size: int, outcome: Outcome, recording: Recording) -> ReportVerdict:
         """Add a finished session that no worker drove to the open group of `key`, or to a new one of `size`.
 
-        An infrastructure outcome is kept, but takes no place in the group, since nobody would run it again.
+        An infrastructure outcome is kept, but takes no place in the group, since nobody would run it again; for the
+        same reason `retry` is as `mask`. A group that `pool.group_wait_s` does not see full fails.
         """
-        if outcome.kind == "infrastructure":
-            self.keep_session(recording, outcome)
-            return ReportVerdict(accepted=True, reason="infrastructure: the session takes no place in its group")
-        group = self._books.collecting.get(key)
-        if group is None:
-            group = self._books.open_group(task, kind="train", size=size, position=None, key=key)
-        row = group.new_member(len(group.members))
-        rollout = Rollout(
-            rollout_id=row.rollout_id,
-            group_id=row.group_id,
-            attempt=row.attempt,
-            outcome=outcome,
-            experiences=self._experiences_of(recording.segments, row.rollout_id, row.group_id),
-            delivered_fraction=recording.delivered_fraction,
-        )
-        return ReportVerdict(accepted=True, group=self._books.finish(row, rollout, recording=recording))
+        return self._collecting.collect(key, task=task, size=size, outcome=outcome, recording=recording)
 
-    def keep_session(self, recording: Recording, outcome: Outcome | None) -> None:
-        """Keep what a session of no group recorded, or one whose lease ended without a report (`outcome` None)."""
-        with self.ledger.transaction():
-            recording_id = self.ledger.add_recording(recording)
-            if outcome is not None:
-                self.ledger.add_result(ResultRow(outcome=outcome, counted=False), recording_id=recording_id)
+    def keep_session(self, recording: Recording, outcome: Outcome | None, state: SessionState | None = None) -> None:
+        """Keep what a session of no group recorded, or one without a result (`outcome` None).
 
-    def _may_retry(self, lease: LiveLease) -> bool:
-        return self._books.row_of(lease).failures + 1 < self._settings.max_attempts
+        `state` is where a session that no worker drives goes with it. Raises ValueError where the ledger has none such.
+        """
+        self._collecting.keep(recording, outcome, state)
 
     def _expire(self, lease: LiveLease) -> Expired:
         error = f"no heartbeat for {self._leases.ttl_s:g} s from worker {lease.worker_id!r}, attempt {lease.attempt}"
-        outcome = Outcome(kind="infrastructure", error=error)
-        retried = self._may_retry(lease)
-        if retried:
-            self._books.retry(lease, "expired", outcome=outcome, reason=error)
-        else:
-            rollout = Rollout(
-                rollout_id=lease.rollout_id,
-                group_id=lease.group_id,
-                attempt=lease.attempt,
-                outcome=outcome,
-                experiences=(),
-            )
-            self._books.finish(self._books.row_of(lease), rollout, lease=lease, lease_state="expired")
+        rollout = Rollout(
+            rollout_id=lease.rollout_id,
+            group_id=lease.group_id,
+            attempt=lease.attempt,
+            outcome=Outcome(kind="infrastructure", error=error),
+            experiences=(),
+        )
+        verdict = self._books.end_attempt(lease, rollout, state="expired")
         return Expired(
             lease_id=lease.lease_id,
             rollout_id=lease.rollout_id,
             attempt=lease.attempt,
             worker_id=lease.worker_id,
             session_id=lease.session_id,
-            retried=retried,
+            retried=verdict.retried,
         )

@@ -9,8 +9,8 @@ from molt.train.records.rollout import Outcome, Task
 
 GroupKind = Literal["train", "eval"]
 GroupState = Literal["open", "complete", "consumed", "failed", "dropped"]
-"""`open` -> `complete` (every member finished) -> `consumed` (by a window, or by an evaluation), or, with a reason,
-`failed` (a member's attempts are spent) or `dropped` (by whoever forms windows)."""
+"""`open` -> `complete` (enough members finished) -> `consumed` (by a window, or by an evaluation), or, with a reason,
+`failed` (a member failed it, or it did not fill in time) or `dropped` (as too old, or by whoever forms windows)."""
 RolloutState = Literal["waiting", "leased", "finished", "cut"]
 """`cut`: its group was complete, or was given up, without it."""
 LeaseState = Literal["granted", "reported", "released", "expired", "cut", "late"]
@@ -51,10 +51,11 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     """The number of its current or next lease, from 1; no two leases of a rollout share one."""
     failures: int
-    """Attempts spent: infrastructure outcomes and expired leases, but not leases given back or lost to a restart."""
+    """Attempts spent: outcomes that were retried, expired leases included, but not leases given back or lost to a
+    restart."""
     outcome: Outcome | None = None
     recording: Recording | None = None
-    """Of the attempt that counts; both are None before the rollout has finished."""
+    """Of the attempt that counts; both are None before the rollout has finished, and when it was cut."""
 
 
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,11 @@
 """The ledger's tables, and how its file is opened.
 
-Rows of `results`, `recordings`, `windows` and `events` are only ever added; those of `groups`, `rollouts` and `leases`
-move forward through their states. The file is in WAL mode with `synchronous=NORMAL`: what a transaction committed
-survives the death of the process at any point, and the file survives the loss of power, after which the last
-transactions, at most the last checkpoint's worth, may be missing together.
+Rows of `results`, `recordings`, `windows` and `events` are only ever added; those of `groups`, `rollouts`, `leases` and
+`sessions` move forward through their states. What a recording holds is in the payload files (`payloads.py`).
+
+The file is in WAL mode: what a transaction committed survives the death of the process at any point. The writer makes
+the checkpoints itself, so that nothing gets into the main file that names bytes of a payload file which are not on
+disk yet. `docs/ledger.md` says what survives what.
 """
 
 import sqlite3
@@ -13,7 +15,7 @@ from pathlib import Path
 
 from molt.train.errors import ConfigError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -22,8 +24,7 @@ CREATE TABLE groups (
     seq INTEGER PRIMARY KEY,
     group_id TEXT NOT NULL UNIQUE,
     kind TEXT NOT NULL,
-    task_id TEXT NOT NULL,
-    task BLOB NOT NULL,           -- the row as given, JSON
+    task BLOB NOT NULL,           -- the Task, JSON
     size INTEGER NOT NULL,
     position INTEGER,
     key TEXT,
@@ -32,7 +33,8 @@ CREATE TABLE groups (
     ready_order INTEGER,          -- the result that completed it
     step INTEGER
 );
-CREATE INDEX groups_live ON groups (seq) WHERE state IN ('open', 'complete');
+CREATE INDEX groups_by_state ON groups (state);
+CREATE INDEX groups_by_position ON groups (position) WHERE kind = 'train';
 
 CREATE TABLE rollouts (
     rollout_id TEXT PRIMARY KEY,
@@ -71,17 +73,21 @@ CREATE TABLE results (
     score REAL,
     error TEXT,
     info BLOB NOT NULL,           -- JSON
+    answer BLOB,                  -- JSON
     recording_id INTEGER,
     time REAL NOT NULL
 );
+CREATE INDEX results_lost ON results (rollout_id) WHERE outcome = 'infrastructure';
 
 CREATE TABLE recordings (
     recording_id INTEGER PRIMARY KEY,
     session_id TEXT NOT NULL,
     delivered_fraction REAL NOT NULL,
-    segments BLOB NOT NULL,       -- msgpack, list of Segment
-    turns BLOB NOT NULL,          -- msgpack, list of Turn
     counters BLOB NOT NULL,       -- JSON
+    file INTEGER NOT NULL,        -- payloads/NNNNNN.bin
+    offset INTEGER NOT NULL,      -- of the record's head
+    length INTEGER NOT NULL,      -- of what follows the head
+    crc INTEGER NOT NULL,
     time REAL NOT NULL
 );
 CREATE INDEX recordings_by_session ON recordings (session_id);
@@ -91,6 +97,28 @@ CREATE TABLE windows (
     policy_version INTEGER NOT NULL,
     group_ids BLOB NOT NULL       -- JSON, in the window's order
 );
+
+CREATE TABLE sessions (           -- those that no worker drives
+    session_id TEXT PRIMARY KEY,
+    key TEXT,                     -- of the group
+    task BLOB,                    -- the Task, JSON
+    metadata BLOB NOT NULL,       -- JSON
+    state TEXT NOT NULL,
+    opened REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX sessions_live ON sessions (opened) WHERE state IN ('open', 'idle');
+
+CREATE TABLE quarantine (
+    task_id TEXT PRIMARY KEY,
+    errors BLOB NOT NULL          -- JSON
+) WITHOUT ROWID;
+
+CREATE TABLE grades (             -- outcomes given later, by `regrade`
+    name TEXT NOT NULL,
+    rollout_id TEXT NOT NULL,
+    outcome BLOB NOT NULL,        -- JSON
+    PRIMARY KEY (name, rollout_id)
+) WITHOUT ROWID;
 
 CREATE TABLE events (
     event_id INTEGER PRIMARY KEY,
@@ -111,6 +139,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     with _closed_on_error(db, path):
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA wal_autocheckpoint = 0")
         if db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
             version = f"INSERT INTO meta VALUES ('schema_version', '{SCHEMA_VERSION}');"
             db.executescript(f"BEGIN; {_TABLES} {version} COMMIT;")

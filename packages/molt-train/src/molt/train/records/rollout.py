@@ -27,6 +27,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     score: float | None = None
     error: str | None = None
     info: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    answer: Any = None
+    """What was graded, plain JSON, so that it can be graded again; None where the agent graded itself."""
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +44,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """All rollouts of one prompt, every member finished."""
+    """The finished rollouts of one prompt, in the order of the members."""
 
     group_id: str
     task_id: str

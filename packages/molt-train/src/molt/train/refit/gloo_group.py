@@ -1,5 +1,6 @@
 """A gloo process group of its own, apart from the default one: rank 0 sends weights, the others receive them."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,4 +21,8 @@ class GlooGroup:
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Send (rank 0) or receive (others) `tensor`, in place; it must be contiguous and on the CPU."""
-        self._group.broadcast(tensor, 0).wait()
+        self.begin_broadcast(tensor)()
+
+    def begin_broadcast(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """The same, under way: what is returned waits for its end. Raises RuntimeError there if a member is gone."""
+        return self._group.broadcast(tensor, 0).wait

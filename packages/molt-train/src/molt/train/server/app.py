@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -30,16 +30,24 @@ from molt.train.gateway.routes import PREFIX
 from molt.train.observe.metrics import CONTENT_TYPE, Metrics
 from molt.train.records.recording import Recording
 from molt.train.server.errors import EXCEPTION_HANDLERS, ApiError, respond
+from molt.train.server.handed_over import HandedOver
 from molt.train.server.requests import decode, decode_result, decode_session, read_body
 
 T = TypeVar("T")
 
 
 class Desk(Protocol):
-    """Who answers the control API. Every method raises ApiError for what it refuses."""
+    """Who answers the control API.
+
+    Every method raises ApiError for what it refuses, LedgerFullError for what the disk has no room for.
+    """
 
     async def lease(self, request: LeaseRequest) -> LeaseReply:
         """Grant leases, waiting for the first. May be cancelled: the worker has gone."""
+        ...
+
+    def take_back(self, reply: LeaseReply) -> None:
+        """A reply of `lease` did not reach the worker."""
         ...
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
@@ -150,8 +158,10 @@ class _ControlApi:
         ]
 
     async def _lease(self, request: Request) -> Response:
-        leases = self._desk.lease(decode(await read_body(request), LeaseRequest))
-        return _json(await _while_connected(request, leases))
+        desk = self._desk
+        leases = desk.lease(decode(await read_body(request), LeaseRequest))
+        reply = await _while_connected(request, leases, lost=desk.take_back)
+        return HandedOver(msgspec.json.encode(reply), lost=lambda: desk.take_back(reply))
 
     async def _heartbeat(self, request: Request) -> Response:
         return _json(self._desk.heartbeat(decode(await read_body(request), HeartbeatRequest)))
@@ -190,22 +200,26 @@ def _verdict(reply: ResultReply) -> Response:
     return _json(reply, status=200 if reply.accepted else 409)
 
 
-async def _while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
+async def _while_connected(request: Request, answer: Coroutine[Any, Any, T], *, lost: Callable[[T], None]) -> T:
     """Wait for an answer for as long as there is somebody to give it to; its request's body must have been read.
 
     Without this, a worker that dies in a long poll would be granted leases that run out before another gets them.
 
     Raises:
-        ClientDisconnect: The client hung up first, and the answer was cancelled.
+        ClientDisconnect: The client hung up first. The answer was cancelled; where it came at the same moment, `lost`
+            was told of it.
     """
     task = asyncio.create_task(answer)
     hung_up = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({task, hung_up}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        is_there = not hung_up.done()
     finally:
         for pending in (task, hung_up):
             pending.cancel()
         await asyncio.wait({task, hung_up})
+    if is_there:
+        return task.result()
+    if not task.cancelled() and task.exception() is None:
+        lost(task.result())
+    raise ClientDisconnect

@@ -1,5 +1,7 @@
 """The one error body of the control API, and everything that ends in it."""
 
+import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from molt.agents.protocol import ErrorDetail, ErrorReply
-from molt.train.errors import MoltError
+from molt.train.errors import LedgerFullError, MoltError
 from molt.train.gateway.call_error import MAX_MESSAGE, MAX_PARAM, shortened
 
 TYPE_BY_STATUS = {
@@ -23,8 +25,12 @@ TYPE_BY_STATUS = {
     431: "request_too_large",
     503: "overloaded_error",
 }
+NO_ROOM_S = 5.0
+"""When to ask again where the disk is full."""
 CLIENT_CLOSED_REQUEST = 499
 """Nobody reads the answer; the number is what proxies log in this case."""
+
+log = logging.getLogger(__name__)
 
 
 class ApiError(MoltError):
@@ -34,16 +40,26 @@ class ApiError(MoltError):
         status: The HTTP status, 4xx or 5xx.
         message: One sentence that says what is wrong, and with which value. What it quotes is cut to fit.
         param: The field at fault, dotted.
+        retry_after_s: Of a 503: when the same may be asked again, in seconds.
     """
 
-    def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(status, message)
         self.status = status
+        self.retry_after_s = retry_after_s
         self.message = shortened(message, MAX_MESSAGE)
         self.param = param and shortened(param, MAX_PARAM)
 
     def __str__(self) -> str:
         return self.message
+
+
+def no_room(what: str) -> ApiError:
+    """The disk is full, or nearly."""
+    message = f"the server has no room on its disk: {what} until there is some (pool.min_free_mb)"
+    return ApiError(503, message, retry_after_s=NO_ROOM_S)
 
 
 def body_of(error: ApiError) -> bytes:
@@ -56,6 +72,8 @@ def respond(error: ApiError, headers: Mapping[str, str] | None = None) -> Respon
     """The error as an answer."""
     if error.status == 401:
         headers = {"www-authenticate": "Bearer"}
+    if error.retry_after_s is not None:
+        headers = {"retry-after": str(math.ceil(error.retry_after_s))}
     return Response(body_of(error), status_code=error.status, headers=headers, media_type="application/json")
 
 
@@ -63,6 +81,12 @@ async def on_api_error(_request: Request, error: Exception) -> Response:
     """A refusal of ours."""
     assert isinstance(error, ApiError)
     return respond(error)
+
+
+async def on_full_ledger(request: Request, error: Exception) -> Response:
+    """The disk is full: nothing was changed, so the same can be sent again."""
+    log.warning("%s %s: %s", request.method, request.scope["path"], error)
+    return respond(no_room("what was sent is not kept"))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -84,6 +108,7 @@ async def on_fault(request: Request, _error: Exception) -> Response:
 
 EXCEPTION_HANDLERS: dict[Any, Any] = {
     ApiError: on_api_error,
+    LedgerFullError: on_full_ledger,
     HTTPException: on_http_error,
     ClientDisconnect: on_disconnect,
     Exception: on_fault,

@@ -10,7 +10,7 @@ from molt.train.window.build import (
     rollout_arrays,
     window_stats,
 )
-from molt.train.window.filter import FilterResult, usable
+from molt.train.window.filter import FilterResult, equal_reward, usable
 from molt.train.window.plan import WindowPlan, plan_of
 from molt.train.window.shape import shape
 
@@ -20,6 +20,7 @@ __all__ = [
     "WindowPlan",
     "attach",
     "build_rows",
+    "equal_reward",
     "in_row_order",
     "lay_out",
     "plan_of",

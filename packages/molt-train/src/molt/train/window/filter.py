@@ -51,6 +51,16 @@ def usable(
     return FilterResult(kept=kept, dropped=dict(dropped))
 
 
+def equal_reward(group: Group) -> float | None:
+    """The one reward of all rollouts of a group; None where they differ, or there are fewer than two.
+
+    A comparison of such rollouts teaches nothing: all their advantages are 0. The group is one that `usable` kept, with
+    the rewards as they are shaped.
+    """
+    first, *others = [rollout.outcome.reward for rollout in group.rollouts]
+    return first if others and all(reward == first for reward in others) else None
+
+
 def _counted(rollout: Rollout, outcomes: PoolConfig) -> Rollout | None:
     """The rollout as it counts, None where it does not."""
     if not outcomes.counts(rollout.outcome.kind):

@@ -1,0 +1,1 @@
+"""What a lease costs, and whether that stays so as a run grows."""
