@@ -411,6 +411,20 @@ async def test_when_all_are_gone_a_refit_waits_for_new_ones(bench):
         assert (bench.serving.version, await bench.answering()) == (1, {10, 11})
 
 
+async def test_a_second_death_does_not_wait_for_the_first_engine_to_be_back(bench):
+    async with bench.supervised():
+        bench.fleet.slow = {0}
+        bench.fleet.faults[0] = "gone"
+        await settle()
+        bench.fleet.faults[1] = "gone"
+        await settle()
+        assert bench.take_log() == [("restart", 0), ("restart", 1), ("connect", 11), ("refit", 0)]
+        assert await bench.answering() == {11}
+        bench.fleet.go_on.set()
+        await settle()
+        assert (bench.take_log(), await bench.answering()) == ([("connect", 10, 11), ("refit", 0)], {10, 11})
+
+
 async def test_a_death_without_a_restart_left_ends_the_run():
     bench = Bench(restarts=0)
     await bench.serving.open(0, send=False)

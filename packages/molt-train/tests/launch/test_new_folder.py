@@ -35,5 +35,5 @@ def test_nothing_is_written_into_a_run_or_over_anything(tmp_path, out, message):
 
 
 def test_neither_a_run_nor_a_folder(tmp_path):
-    with pytest.raises(ConfigError, match="run.dir is empty: give the folder of the run, or --out DIR"):
+    with pytest.raises(ConfigError, match=r"run\.dir is empty: give the folder of the run, or --out DIR"):
         new_folder(None, run_dir=None, name="eval")

@@ -89,17 +89,17 @@ class Serving:
         self._fleet, self._router, self._actor = fleet, router, actor
         self._workers_per_engine = workers_per_engine
         self._on_event = on_event
-        self._weights, self._starting = asyncio.Lock(), asyncio.Lock()
+        self._weights = asyncio.Lock()
         self._standing: dict[int, Literal["serving", "ready", "down"]] = dict.fromkeys(
             range(len(fleet.engines)), "ready"
         )
+        self._starting = {index: asyncio.Lock() for index in self._standing}
         self._group: dict[int, Engine] | None = None
         """Who is in the transfer group; None: it has to be formed first."""
         self._sent: int | None = None
         """Version that this actor, since it was last started, has sent to all that run."""
         self._cached_before = self._prompt_before = 0
         self._interrupted = Interrupted()
-        self._some_to_revive = asyncio.Event()
         self.version = 0
         """What the engines serve, or served last."""
         self.offered = 0
@@ -136,7 +136,7 @@ class Serving:
                     await self._send(version)
         while self.version != version or "serving" not in self._standing.values():
             with contextlib.suppress(_EnginesLostError):  # as often as there are restarts
-                await self._revive()
+                await self._revive(self._standing)
                 if self.version != version:
                     raise ActorError(f"the actor holds version {self.version}, and was to send version {version}")
 
@@ -174,7 +174,6 @@ class Serving:
         Raises RunError when no restart is left.
         """
         watchers = [asyncio.create_task(self._watch(index)) for index in self._standing]
-        watchers.append(asyncio.create_task(self._keep_reviving()))
         try:
             await asyncio.gather(*watchers)
         finally:
@@ -183,39 +182,37 @@ class Serving:
             await asyncio.gather(*watchers, return_exceptions=True)
 
     async def _watch(self, index: int) -> None:
-        """Find out when an engine can no longer serve. One that hangs in a refit is ended, so that the refit fails."""
+        """Find out when an engine can no longer serve, and replace it.
+
+        One that hangs in a refit is ended, so that the refit fails.
+        """
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
-            engine = self._fleet.engines[index]
             if self._standing[index] == "down":
+                # Who trains with the actor sees what is wrong with it, and reconnects. Lost engines are revived again.
+                with contextlib.suppress(_EnginesLostError, ActorError, StallError):
+                    await self._revive([index])
                 continue
+            engine = self._fleet.engines[index]
             fault = await self._fleet.fault(index)
             if fault is not None and self._fleet.engines[index] is engine:
                 self._take_out([index], fault)
 
-    async def _keep_reviving(self) -> None:
-        while True:
-            await self._some_to_revive.wait()
-            self._some_to_revive.clear()
-            # Who trains with the actor sees what is wrong with it, and reconnects. Lost engines are revived again.
-            with contextlib.suppress(_EnginesLostError, ActorError, StallError):
-                await self._revive()
-
-    async def _revive(self) -> None:
-        """Start engines in place of those that are down, and send all the weights that the actor holds.
+    async def _revive(self, indices: Iterable[int]) -> None:
+        """Start engines in place of those that are down, and send all that run the weights that the actor holds.
 
         Not those of an older version than engines serve: the next refit brings newer ones.
         """
-        async with self._starting:
-            down = [index for index, standing in self._standing.items() if standing == "down"]
-            await asyncio.gather(*(self._start(index) for index in down))
+        await asyncio.gather(*(self._start(index) for index in indices))
         async with self._weights:
             if "ready" in self._standing.values():
                 await self._send(self.version if "serving" in self._standing.values() else 0)
 
     async def _start(self, index: int) -> None:
-        await self._fleet.restart(index)
-        self._standing[index] = "ready"
+        async with self._starting[index]:
+            if self._standing[index] == "down":
+                await self._fleet.restart(index)
+                self._standing[index] = "ready"
 
     async def _send(self, at_least: int) -> None:
         """Have all that run serve what the actor holds, unless that is older than `at_least`.
@@ -289,4 +286,3 @@ class Serving:
                 self._standing[index] = "down"
                 self._router.remove(index)
                 self._fleet.stop(index, reason)
-                self._some_to_revive.set()
