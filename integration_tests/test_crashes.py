@@ -78,11 +78,13 @@ def test_a_killed_worker_and_a_killed_engine_cost_nothing(start, run_arguments, 
     assert_trained_exactly_once(folder, len(rows(folder / "metrics.jsonl")))
     reader = LedgerReader.open(folder / "ledger.db")
     leases = list(reader.leases())
+    too_old = {group.group_id for group in reader.groups() if group.reason == "stale"}
     reader.close()
-    again = {lease.rollout_id for lease in leases if lease.state == "expired"}
-    finished = {lease.rollout_id for lease in leases if lease.state == "reported" and lease.attempt > 1}
-    assert again, "what the killed worker held did not expire"
-    assert again <= finished
+    # Updates went on meanwhile, so a group that lost rollouts may have been too old before they were run again.
+    lost = {lease.rollout_id for lease in leases if lease.state == "expired" and lease.group_id not in too_old}
+    again = {lease.rollout_id for lease in leases if lease.state == "reported" and lease.attempt > 1}
+    assert any(lease.state == "expired" for lease in leases), "what the killed worker held did not expire"
+    assert lost <= again
 
 
 def test_a_killed_server_resumes(start, run_arguments, tmp_path):
