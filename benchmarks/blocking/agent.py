@@ -8,7 +8,10 @@ from molt.agents import ChatAgent, ChatAgentRunner
 
 
 class MixedAgent(ChatAgent):
+    """Does what the `kind` of its task row says."""
+
     def run(self, ctx):
+        """Take turns, block, or do nothing."""
         if ctx.data["kind"] == "turns":
             return self.take_turns(ctx)
         if ctx.data["kind"] == "run":
@@ -30,7 +33,8 @@ class MixedAgent(ChatAgent):
                 seconds.append(time.perf_counter() - started)
         return seconds
 
-    def grade(self, ctx, answer):
+    def grade(self, ctx, answer):  # noqa: ARG002 - every answer is right
+        """Block, where that is asked for."""
         if ctx.data["kind"] == "grade":
             time.sleep(ctx.data["seconds"])
         return 1.0
@@ -44,5 +48,7 @@ def compute(seconds):
 
 
 class AgentRunner(ChatAgentRunner):
+    """What a worker looks for in an agent module."""
+
     def __init__(self):
         super().__init__(MixedAgent)
