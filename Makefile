@@ -36,7 +36,7 @@ test-fast: setup
 	$(PYTEST) -n 2 --dist loadfile $(FAST)  # a file's tests stay in one process, for they share servers and models
 
 test-integration: harnesses
-	$(PYTEST) integration_tests
+	$(PYTEST) -n 2 --dist loadfile --durations 15 integration_tests  # mostly waits: for engines to start, for leases to expire
 
 test: test-fast test-integration
 
