@@ -65,8 +65,8 @@ def test_it_brings_only_httpx_and_msgspec(python):
 
 
 def test_import_takes_under_150_ms(python):
-    # The first import compiles and fills the disk cache; what a user waits for is every one after it. In CPU time, so that
-    # what else runs on the machine does not count.
+    # The first import compiles and fills the disk cache; what a user waits for is every one after it. In CPU time, so
+    # that it does not matter what else the machine does.
     run(python, "-I", "-c", TIMED)
     assert min(float(run(python, "-I", "-c", TIMED)) for _ in range(5)) < 0.150
 
