@@ -14,6 +14,9 @@ import pytest
 from calculator import policy, tasks
 from calculator.demo import HERE, write_rows
 from calculator.demonstrations import demonstrate
+from molt.train.launch.environment import set_ray_variables
+
+set_ray_variables(is_local=True)  # before a test module imports Ray
 
 COMMAND = [sys.executable, "-m", "molt.train.cli"]
 

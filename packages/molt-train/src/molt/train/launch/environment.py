@@ -33,16 +33,21 @@ def open_folder(config: Config, *, secret: str) -> RunFolder:
     return folder
 
 
-@contextlib.contextmanager
-def ray(config: Config, folder: RunFolder) -> Iterator[None]:
-    """Ray for the time of the block."""
-    if not config.cluster.address:
-        # A cluster of one's own takes orders from nobody else on the machine. Ray reads the token once a process.
+def set_ray_variables(*, is_local: bool) -> None:
+    """Set what Ray reads when it is imported, or once a process; `is_local`: for a cluster of this process's own."""
+    if is_local:
+        # It takes orders from nobody else on the machine.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Under `uv run` Ray would have uv build the environment of every process again.
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+
+
+@contextlib.contextmanager
+def ray(config: Config, folder: RunFolder) -> Iterator[None]:
+    """Ray for the time of the block."""
+    set_ray_variables(is_local=not config.cluster.address)
     from molt.train.cluster.runtime import ray_runtime  # Ray takes half a second to import, and not all commands use it
 
     with ray_runtime(address=config.cluster.address, logs=folder.logs):
