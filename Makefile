@@ -8,7 +8,7 @@ RUN := $(UV) run --quiet $(GROUPS)
 FAST := packages
 PYTEST := $(RUN) pytest -q
 
-.PHONY: setup harnesses demo conformance simulation check test test-fast test-integration mutants format
+.PHONY: setup harnesses demo conformance simulation check test test-fast test-integration soak mutants format
 
 setup:
 	@scripts/bootstrap
@@ -36,7 +36,10 @@ test-fast: setup
 	$(PYTEST) -n 2 --dist loadfile $(FAST)  # a file's tests stay in one process, for they share servers and models
 
 test-integration: harnesses
-	$(PYTEST) -n 2 --dist loadfile --durations 15 integration_tests  # mostly waits: for engines to start, for leases to expire
+	$(PYTEST) -m "not soak" integration_tests
+
+soak: harnesses
+	$(PYTEST) -m soak integration_tests  # engines that die for minutes, and refits that fail at every step
 
 test: test-fast test-integration
 

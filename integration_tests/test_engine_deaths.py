@@ -11,7 +11,7 @@ from integration_tests.conftest import descendants, rows, wait_for_updates, wait
 from integration_tests.test_crashes import assert_trained_exactly_once, engine_core, events, wait_until_gone
 from molt.train.cluster.engines import HEALTH_TIMEOUT_S
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 DURATION_S = 120.0
 INTERVAL_S = 20.0

@@ -22,7 +22,7 @@ from molt.train.engine.router import Router
 from molt.train.engine.vllm import VllmSetup
 from molt.train.errors import EngineDeadError
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
 TOLERANCE = 1e-4
 NUM_CALLERS = 8

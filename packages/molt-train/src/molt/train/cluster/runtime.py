@@ -1,6 +1,7 @@
 """A Ray cluster: the one named by the configuration, or a local one that ends with this process."""
 
 import contextlib
+import logging
 import shutil
 import socket
 import tempfile
@@ -8,6 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ray
+
+NUM_STARTS = 3
+
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -22,15 +27,7 @@ def ray_runtime(*, address: str, logs: Path) -> Iterator[None]:
     else:
         # Short, since Ray's socket paths must stay under 107 bytes. Actors ask for no CPU: the machine's are shared.
         temp = tempfile.mkdtemp(prefix="molt-")
-        ray.init(
-            address="local",
-            num_cpus=1,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=256 << 20,
-            _temp_dir=temp,
-        )
+        _start_local(temp)
     try:
         yield
     finally:
@@ -38,6 +35,31 @@ def ray_runtime(*, address: str, logs: Path) -> Iterator[None]:
         if temp is not None:
             _keep_logs(Path(temp), logs)
             shutil.rmtree(temp, ignore_errors=True)
+
+
+def _start_local(temp: str) -> None:
+    """Start a cluster with its files in `temp`. One that is slow to start, as on a busy machine, is started anew.
+
+    Ray itself waits 30 s for its node, which is no setting.
+    """
+    for left in reversed(range(NUM_STARTS)):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=1,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                object_store_memory=256 << 20,
+                _temp_dir=temp,
+            )
+        except Exception as error:
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or not left:
+                raise
+            log.warning("Ray did not start within the time that it gives itself; it is started anew")
+        else:
+            return
 
 
 def _keep_logs(temp: Path, logs: Path) -> None:
