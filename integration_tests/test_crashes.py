@@ -122,6 +122,7 @@ def test_a_killed_server_resumes(start, run_arguments, tmp_path):
     assert all(row["logprob_gap_max"] <= 1e-4 for row in after)
 
 
+@pytest.mark.soak
 def test_a_killed_actor_rank_is_replaced_while_the_engines_serve_on(start, run_arguments, tmp_path, monkeypatch):
     folder, token = tmp_path / "run", "a-token-of-16-characters"
     monkeypatch.setenv("MOLT_TOKEN", token)
@@ -165,6 +166,7 @@ def test_a_killed_actor_rank_is_replaced_while_the_engines_serve_on(start, run_a
     assert (status["counts"]["actor_died"], status["counts"]["actor_restarted"]) == (1, 1)
 
 
+@pytest.mark.soak
 def test_with_all_engines_gone_and_no_restart_left_the_run_ends_and_says_so(start, run_arguments, tmp_path):
     folder = tmp_path / "run"
     limit_s = 60
@@ -192,6 +194,7 @@ def test_with_all_engines_gone_and_no_restart_left_the_run_ends_and_says_so(star
     assert not (folder / "server.json").exists()
 
 
+@pytest.mark.soak
 def test_a_run_in_which_nothing_happens_says_where_everyone_is_and_ends(start, run_arguments, tmp_path):
     folder = tmp_path / "run"
     process = start(
