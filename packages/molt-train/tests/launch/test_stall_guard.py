@@ -82,6 +82,7 @@ def bench(tmp_path, monkeypatch):
 
 def test_rollouts_that_count_keep_a_run_alive(bench):
     bench.go_on(10 * LONGEST_S, "completed")
+    assert bench.now >= 10 * LONGEST_S
 
 
 @pytest.mark.parametrize("kind", ["infrastructure", "failed", "timeout"])
