@@ -157,6 +157,8 @@ async def test_a_server_that_said_that_it_is_finished_may_go_away(model: Scripte
         leases.fail("release", times=1000, status=None)
         leases.finish()
         await running
+    assert leases.num_requests["release"] > 0
+    assert leases.released == []
 
 
 async def test_a_result_whose_acknowledgement_was_lost_counts(leases: ScriptedLeases, monkeypatch: pytest.MonkeyPatch):

@@ -9,28 +9,10 @@ import pytest
 from molt.train.cli import main
 from molt.train.engine.scripted_tokenizer import scripted_tokenizer
 
-AGENT = """
-from molt.agents import ChatAgent, ChatAgentRunner, Result
-
-class Agent(ChatAgent):
-    async def run(self, ctx):
-        return Result(reward=1.0)
-
-class AgentRunner(ChatAgentRunner):
-    def __init__(self):
-        super().__init__(Agent)
-"""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return scripted_tokenizer(tmp_path_factory.mktemp("model"))
-
 
 @pytest.fixture
-def config(tmp_path, model):
+def config(tmp_path, model, agent):
     """A configuration that has no fault; a test puts one in."""
-    (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "1 + 1", "label": "2"}\n')
     path = tmp_path / "run.toml"
     path.write_text(f"""
@@ -39,7 +21,7 @@ path = "{model}"
 [data]
 path = "{tmp_path / "tasks.jsonl"}"
 [agent]
-path = "{tmp_path / "agent.py"}"
+path = "{agent}"
 [run]
 dir = "{tmp_path / "run"}"
 """)

@@ -6,33 +6,8 @@ import pytest
 
 from molt.train.cli import main
 from molt.train.config import Config, load_config, to_toml
-from molt.train.engine.scripted_tokenizer import scripted_tokenizer
 from molt.train.pool.ledger import Ledger
 from molt.train.records.rollout import Outcome
-
-AGENT = """
-from molt.agents import ChatAgent, ChatAgentRunner, Result
-
-class Agent(ChatAgent):
-    async def run(self, ctx):
-        return Result(reward=1.0)
-
-class AgentRunner(ChatAgentRunner):
-    def __init__(self):
-        super().__init__(Agent)
-"""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return scripted_tokenizer(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def agent(tmp_path):
-    path = tmp_path / "agent.py"
-    path.write_text(AGENT)
-    return path
 
 
 @pytest.fixture
@@ -172,10 +147,20 @@ def test_a_grader_that_is_missing(run, refused, agent, tmp_path):
     assert message == f"--agent: {tmp_path / 'none.py'}: no such file"
 
 
-GRADER = AGENT.replace(
-    "        return Result(reward=1.0)\n",
-    "        return 'an answer'\n\n    def grade(self, ctx, answer):\n        return 1.0\n",
-)
+GRADER = """
+from molt.agents import ChatAgent, ChatAgentRunner
+
+class Agent(ChatAgent):
+    async def run(self, ctx):
+        return "an answer"
+
+    def grade(self, ctx, answer):
+        return 1.0
+
+class AgentRunner(ChatAgentRunner):
+    def __init__(self):
+        super().__init__(Agent)
+"""
 
 
 def test_a_run_that_still_goes_on_is_not_graded(run, refused, agent):

@@ -342,10 +342,13 @@ async def test_the_end_does_not_wait_for_ever(make_desk, monkeypatch):
     desk = make_desk(heartbeat_s=0.0)
     await desk.lease(ASK)
     await desk.dismiss()
+    assert (await desk.lease(ASK)).finished, "who comes later is told so, too"
 
 
 async def test_the_end_waits_for_nobody_where_there_are_no_workers(desk):
-    await desk.dismiss()
+    farewell = asyncio.create_task(desk.dismiss())
+    await asyncio.sleep(0)
+    assert farewell.done()
 
 
 async def test_leases_whose_sessions_a_full_disk_does_not_take_are_taken_back(desk, open_group, pool, monkeypatch):
