@@ -98,9 +98,9 @@ async def test_beside_training_its_row_says_which_versions_it_spans(evaluation, 
     assert row is not None
     assert (row["step"], row["policy_version"]) == (2, 2)
     assert (row["oldest_version"], row["newest_version"]) == (2, 7)
-    assert not evaluation.is_running
     assert await evaluation.poll() is None, "a row is written once"
     assert len(read_journal(journal.path)) == 1
+    assert evaluation.start(step=4, policy_version=4), "the next may begin"
 
 
 async def test_one_that_falls_due_before_the_last_has_ended_is_skipped_and_counted(evaluation, pool, make_workers):

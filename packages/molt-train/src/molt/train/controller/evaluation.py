@@ -43,11 +43,6 @@ class Evaluation:
         self._running: _Running | None = None
         self._num_skipped = 0
 
-    @property
-    def is_running(self) -> bool:
-        """Whether one was started whose row is not written."""
-        return self._running is not None
-
     def is_done(self, step: int) -> bool:
         """Whether the policy after update `step` has been evaluated, by an earlier process perhaps."""
         return any(row["step"] == step for row in read_journal(self._journal.path))
