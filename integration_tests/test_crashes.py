@@ -48,7 +48,7 @@ def test_a_killed_worker_and_a_killed_engine_cost_nothing(start, run_arguments, 
         f"run.dir={folder}",
         "train.num_updates=100000",
         "train.checkpoint_every=0",
-        "train.max_staleness=2",
+        "train.max_staleness=0",  # no group can be too old by the time that what it lost was run again
         "pool.lease_ttl_s=3",
         "actor.optimizer.lr=1e-4",
     )
@@ -74,17 +74,15 @@ def test_a_killed_worker_and_a_killed_engine_cost_nothing(start, run_arguments, 
     assert len(events(folder, "engine_died")) == len(events(folder, "engine_restarted")) == 1
     assert "engine_died" in process.stderr, "the death of an engine must be in the log, too"
     assert "worker_died" in process.stderr
-    assert max(row["staleness_max"] for row in rows(folder / "metrics.jsonl")) <= 2
+    assert max(row["staleness_max"] for row in rows(folder / "metrics.jsonl")) == 0
     assert_trained_exactly_once(folder, len(rows(folder / "metrics.jsonl")))
     reader = LedgerReader.open(folder / "ledger.db")
     leases = list(reader.leases())
-    too_old = {group.group_id for group in reader.groups() if group.reason == "stale"}
     reader.close()
-    # Updates went on meanwhile, so a group that lost rollouts may have been too old before they were run again.
-    lost = {lease.rollout_id for lease in leases if lease.state == "expired" and lease.group_id not in too_old}
-    again = {lease.rollout_id for lease in leases if lease.state == "reported" and lease.attempt > 1}
-    assert any(lease.state == "expired" for lease in leases), "what the killed worker held did not expire"
-    assert lost <= again
+    again = {lease.rollout_id for lease in leases if lease.state == "expired"}
+    finished = {lease.rollout_id for lease in leases if lease.state == "reported" and lease.attempt > 1}
+    assert again, "what the killed worker held did not expire"
+    assert again <= finished
 
 
 def test_a_killed_server_resumes(start, run_arguments, tmp_path):
