@@ -12,6 +12,7 @@ opened it; the time that it has for that begins anew then, since clocks say noth
 
 import logging
 import time
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -51,7 +52,10 @@ class SelfDriven:
     def __init__(self, pool: Pool, sessions: DeskSessions, gateway: Sessions, settings: DeskSettings) -> None:
         self._pool, self._sessions, self._settings = pool, sessions, settings
         self._clock = gateway.clock
-        self._open: dict[str, None] = {}
+        self._open: set[str] = set()
+        self._looks: list[tuple[float, str]] = []
+        """A heap: when each open session can be idle at the earliest, on the clock. Thousands are open, so that looking
+        at each of them each second would cost more than it finds; some here have got their results meanwhile."""
         self._idle: dict[str, float] = {}
         """When each was called last, on the clock."""
         self.num_results = 0
@@ -81,7 +85,8 @@ class SelfDriven:
         except LedgerFullError:
             self._sessions.unopen(session_id)
             raise
-        self._open[session_id] = None
+        self._open.add(session_id)
+        self._look_in(settings.session_idle_s, session_id)
         return SessionReply(**msgspec.structs.asdict(credentials))
 
     async def finish(self, session_id: str, result: SessionResult) -> ResultReply:
@@ -110,11 +115,18 @@ class SelfDriven:
 
     async def expire(self) -> None:
         """Close the sessions that are not called any more, and give those up whose results did not come."""
-        for session_id in list(self._open):
-            session = self._sessions.get(session_id)
-            if session is not None and session.quiet_s() >= self._settings.session_idle_s:
-                await self._rest(session_id, f"it was not called for {self._settings.session_idle_s:g} s")
-        now = self._clock()
+        now, limit = self._clock(), self._settings.session_idle_s
+        while self._looks and self._looks[0][0] <= now:
+            _, session_id = heappop(self._looks)
+            quiet = self._quiet_s(session_id)
+            if quiet >= limit:
+                try:
+                    await self._rest(session_id, f"it was not called for {limit:g} s")
+                except LedgerFullError:
+                    self._look_in(0.0, session_id)
+                    raise
+            elif session_id in self._open:
+                self._look_in(limit - quiet, session_id)
         for session_id, last_call in list(self._idle.items()):
             if now - last_call >= self._settings.reward_wait_s:
                 self._give_up(session_id)
@@ -137,18 +149,25 @@ class SelfDriven:
             expired=counters["sessions_expired"],
         )
 
+    def _look_in(self, seconds: float, session_id: str) -> None:
+        heappush(self._looks, (self._clock() + seconds, session_id))
+
+    def _quiet_s(self, session_id: str) -> float:
+        """Seconds since the last model call of a session; 0 while one runs, or where the session is over."""
+        session = self._sessions.get(session_id)
+        return session.quiet_s() if session else 0.0
+
     def _awaits(self, session_id: str) -> bool:
         return session_id in self._open or session_id in self._idle
 
     def _forget(self, session_id: str) -> None:
-        self._open.pop(session_id, None)
+        self._open.discard(session_id)
         self._idle.pop(session_id, None)
         self._sessions.kept(session_id)
 
     async def _rest(self, session_id: str, reason: str) -> None:
         """Close a session, and keep what it recorded."""
-        session = self._sessions.get(session_id)
-        last_call = self._clock() - (session.quiet_s() if session else 0.0)
+        last_call = self._clock() - self._quiet_s(session_id)
         recording = await self._sessions.record(session_id, reason)
         if recording is None or session_id not in self._open:  # its result came meanwhile
             return
