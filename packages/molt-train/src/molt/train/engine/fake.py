@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Literal
@@ -182,7 +183,12 @@ class ScriptedEngine:
         num_sampled, ended, version = 0, None, line.policy_version
         try:
             for start, end in self._cuts(line, len(token_ids), streamed=streamed):
-                if await _aborted_within(aborted, line.chunk_delay_s if start else line.delay_s, streamed=streamed):
+                delay_s = line.chunk_delay_s if start else line.delay_s
+                if delay_s > 0:
+                    await _set_within(aborted, delay_s)
+                elif streamed:
+                    await asyncio.sleep(0)
+                if aborted.is_set():
                     ended = "abort"
                     yield EngineChunk(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
                     return
@@ -298,16 +304,11 @@ class ScriptedEngine:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
 
-async def _aborted_within(aborted: asyncio.Event, delay_s: float, *, streamed: bool) -> bool:
-    if delay_s > 0:
-        try:
-            async with asyncio.timeout(delay_s):
-                await aborted.wait()
-        except TimeoutError:
-            return aborted.is_set()
-    elif streamed:
-        await asyncio.sleep(0)
-    return aborted.is_set()
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    """Wait until an event is set, or so many seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def _load_tokenizer(folder: Path) -> tuple[Tokenizer, int]:

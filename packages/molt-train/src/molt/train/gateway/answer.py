@@ -99,7 +99,7 @@ class Responder:
 
                 def emit(step: Step) -> Awaitable[None] | None:
                     attempt.publish(step)
-                    return delivery.step(step, is_last=None not in [run.node for run in runs])
+                    return delivery.step(step)
 
                 await _sample_all(runs, emit)
             finally:

@@ -50,24 +50,25 @@ class Delivery:
         self.replies = [sample.reply for sample in samples]
         self._samples, self._began_at = samples, asyncio.get_running_loop().time()
 
-    def step(self, step: Step, *, is_last: bool = False) -> Awaitable[None] | None:
+    def step(self, step: Step) -> Awaitable[None] | None:
         """Send what was sampled, at the latest `GATHER_S` after the last write.
 
-        The last step is kept for `finish`, which sends both in one write.
+        Once every sample is recorded, all is kept for `finish`, which sends it with the end in one write.
 
         Returns:
             What is to be awaited; None where nothing is.
         """
         if not self._stream or self._exchange.gone:
             return None
-        self._unsent += self._opening() + self._encoder.step(step)
-        if not self._unsent or is_last:
+        if not self._has_begun:
+            self._unsent += self._opening()
+        self._unsent += self._encoder.step(step)
+        if self._timer or not self._unsent or None not in [sample.node for sample in self._samples]:
             return None
         loop = asyncio.get_running_loop()
         if loop.time() >= self._due:
             return self._flush()
-        if self._timer is None:
-            self._timer = loop.call_at(self._due, self._flush_now)
+        self._timer = loop.call_at(self._due, self._flush_now)
         return None
 
     async def all_of(self, replies: Sequence[Reply], nodes: Sequence[TurnNode] = ()) -> bool:
@@ -76,7 +77,7 @@ class Delivery:
         self.replies = replies
         for reply in replies:
             if reply.token_ids:
-                self.step(step_so_far(reply), is_last=True)
+                self.step(step_so_far(reply))
         return await self.finish(nodes)
 
     async def finish(self, nodes: Sequence[TurnNode]) -> bool:

@@ -217,19 +217,21 @@ class Run:
         reply.token_ids.extend(chunk.token_ids)
         reply.logprobs.extend(chunk.logprobs)
         self._versions.extend(chunk.versions)
-        reply.cached_tokens = max(reply.cached_tokens, chunk.num_cached_tokens)
+        if chunk.num_cached_tokens > reply.cached_tokens:
+            reply.cached_tokens = chunk.num_cached_tokens
         events = self._reader.feed(chunk.token_ids)
         if chunk.finish_reason is not None:
             events += self._reader.finish(chunk.stop_string)
-        reply.top_logprobs.extend(chunk.top_logprobs)
+        if chunk.top_logprobs:
+            reply.top_logprobs.extend(chunk.top_logprobs)
         seen = [self._see(event) for event in events]
         return Step(seen, chunk.token_ids, chunk.logprobs, chunk.top_logprobs, reply.choice)
 
     def _see(self, event: Event) -> Event:
         """Add to what the client has seen. A tool call gets its id."""
         match event:
-            case Content(text):
-                self.reply.content += text
+            case Content():  # nearly all are, and to take it apart here would cost as much as all else
+                self.reply.content += event.text
             case Reasoning(text):
                 self.reply.reasoning += text
             case ToolCallStart(name):
