@@ -29,10 +29,12 @@ TOKEN = "benchmark-token-0123456789"
 NUM_PROMPT, NUM_REPLY = 200, 50
 GROUP = 8
 """Rollouts of one prompt."""
-NUM_ROUNDS = 5
-NUM_CALLS = {1: 300, 16: 2400, 64: 2400}
+NUM_ROUNDS = 9
+NUM_CALLS = {1: 200, 16: 1600, 64: 1600}
 """Of a round, by concurrency."""
-NUM_STREAMS, NUM_TURNS = 160, 100
+NUM_STREAMS, NUM_TURNS = 128, 100
+NUM_BARE = {False: 8, True: 2}
+"""Calls of the bare application for each of the gateway, whole and streamed: a round of either takes about as long."""
 Rounds = tuple[list[Timings], list[Timings]]
 """Of the gateway, and of the bare application."""
 MARK = b'"content":" '
@@ -166,7 +168,8 @@ async def load(gateway: Server, bare: Server, prompts: Prompts) -> dict[str, Rou
         rounds[kind] = ([], [])
         for _ in range(NUM_ROUNDS):
             for server, timings in zip((gateway, bare), rounds[kind], strict=True):
-                requests = await calls(server, prompts, count, stream=stream)
+                number = count if server.is_gateway else count * NUM_BARE[stream]
+                requests = await calls(server, prompts, number, stream=stream)
                 marks = MARK if stream else b""
                 timings.append(await drive(server.port, requests, concurrency=concurrency, marks=marks))
     return rounds
