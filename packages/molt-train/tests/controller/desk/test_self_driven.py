@@ -6,6 +6,7 @@ import pytest
 
 from molt.agents.protocol import LeaseRequest, SamplingParams, SessionRequest, SessionResult
 from molt.train.errors import LedgerFullError, PayloadDamagedError
+from molt.train.gateway.sessions import Session
 from molt.train.server import ApiError
 
 ASK = LeaseRequest(worker_id="w", capacity=8, wait_s=0.0)
@@ -112,6 +113,41 @@ async def test_a_session_rests_not_while_a_call_runs(desk, clock, sessions):
     clock.now += 1.0
     await desk.expire()
     assert session.state == "closed"
+
+
+async def test_open_sessions_are_not_looked_at_before_they_can_be_idle(desk, clock, sessions, monkeypatch):
+    first, second = (desk.open_session(SessionRequest()).session_id for _ in "ab")
+    looked_at = []
+    quiet_s = Session.quiet_s
+    monkeypatch.setattr(Session, "quiet_s", lambda self: looked_at.append(self.session_id) or quiet_s(self))
+    clock.now = 99.0
+    await desk.expire()
+    assert looked_at == []
+    sessions.get(first).begun(first)
+    sessions.get(first).ended(first)
+    clock.now = 100.0
+    await desk.expire()
+    assert set(looked_at) == {first, second}
+    assert [sessions.get(session_id).state for session_id in (first, second)] == ["open", "closed"]
+    looked_at.clear()
+    clock.now = 198.0
+    await desk.expire()
+    assert looked_at == []
+    clock.now = 199.0
+    await desk.expire()
+    assert sessions.get(first).state == "closed"
+
+
+async def test_sessions_that_a_full_disk_kept_open_rest_when_there_is_room(desk, clock, pool, sessions, monkeypatch):
+    session_ids = [desk.open_session(SessionRequest()).session_id for _ in "ab"]
+    clock.now = 100.0
+    with monkeypatch.context() as patch:
+        patch.setattr(pool.ledger, "add_recording", full)
+        for _ in "12":
+            with pytest.raises(LedgerFullError):
+                await desk.expire()
+    await desk.expire()
+    assert [pool.ledger.session(session_id).state for session_id in session_ids] == ["idle", "idle"]
 
 
 @pytest.mark.parametrize("group", [None, "k"])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -11,9 +11,9 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 """The media type of `Metrics.render`."""
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Histogram bounds that cover a cached model call as well as a long rollout."""
+"""Bounds of histograms that cover a cached model call as well as a long rollout."""
 
-_Metric = TypeVar("_Metric", Counter, Gauge, Histogram)
+_Metric = TypeVar("_Metric", Counter, Gauge)
 
 
 class Metrics:
@@ -27,7 +27,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._metrics: dict[str, tuple[Counter | Gauge | Histogram, tuple[str, ...]]] = {}
+        self._metrics: dict[str, tuple[Counter | Gauge, tuple[str, ...]]] = {}
 
     def counter(self, name: str, description: str, *, labels: Sequence[str] = ()) -> Counter:
         """A count that only grows."""
@@ -39,16 +39,6 @@ class Metrics:
         """A value that goes up and down."""
         return self._get(Gauge, name, tuple(labels)) or self._add(
             Gauge(name, description, labels, namespace="molt", registry=self._registry), name, labels
-        )
-
-    def histogram(
-        self, name: str, description: str, *, labels: Sequence[str] = (), buckets: Sequence[float] = SECONDS
-    ) -> Histogram:
-        """A distribution over `buckets`, upper bounds in the unit of the observations."""
-        return self._get(Histogram, name, tuple(labels)) or self._add(
-            Histogram(name, description, labels, namespace="molt", registry=self._registry, buckets=buckets),
-            name,
-            labels,
         )
 
     def collect_from(self, collector: Collector) -> None:
