@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from molt.train.config import Config, check
+from molt.train.config import Config, DataConfig, check
 from molt.train.controller.run_folder import RunFolder
 from molt.train.controller.supervised import read_conversations, to_rows, train_supervised
+from molt.train.errors import ConfigError
 from molt.train.launch.environment import open_folder, ray
 from molt.train.launch.event_loop import run
 from molt.train.launch.parts import make_actor
@@ -17,6 +18,8 @@ from molt.train.observe.journal import Journal
 from molt.train.records.experience import Payload
 
 LOG_EVERY = 100
+_OF_TASKS = ("sets", "epochs", "shuffle")
+"""Keys of `[data]` that say in which order tasks are rolled out."""
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +30,22 @@ def run_supervised(config: Config) -> dict[str, Any]:
     Raises ConfigError before anything is started, RunError when the run cannot go on.
     """
     check(config)
+    _check_data(config.data)
     require(config, "model.path", "data.path", "run.dir")
     conversations = read_conversations(Path(config.data.path))
     rows = to_rows(conversations, load_renderer(config.model.path), path=config.data.path)
     folder = open_folder(config, secret="")
     with ray(config, folder):
         return run(_train(config, rows, folder))
+
+
+def _check_data(data: DataConfig) -> None:
+    for name in _OF_TASKS:
+        if getattr(data, name) != getattr(DataConfig(), name):
+            raise ConfigError(
+                f"data.{name} has no effect on molt-train sft, which makes train.num_updates updates of the "
+                "conversations in data.path, in an order drawn from run.seed: leave it out"
+            )
 
 
 async def _train(config: Config, rows: list[Payload], folder: RunFolder) -> dict[str, Any]:
