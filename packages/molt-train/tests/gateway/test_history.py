@@ -294,3 +294,34 @@ async def test_sessions_do_not_know_each_others_turns(bench):
     assert parents(second) == ["start"]
     await until(lambda: first.turns[0].status == "delivered")
     assert len(first.turns) == len(second.turns) == 1
+
+
+async def test_what_sessions_begin_with_is_read_once_for_them_all(bench, monkeypatch):
+    from molt.train.gateway.wires.messages import MessagesDialect
+
+    bench.serve({"text": "one"})
+    read = []
+    for name in ("messages", "tools"):
+        original = getattr(MessagesDialect, name)
+        monkeypatch.setattr(
+            MessagesDialect, name, lambda *args, name=name, original=original: read.append(name) or original(*args)
+        )
+    system = [{"type": "text", "text": "Only in this test."}]
+    user = {"role": "user", "content": [{"type": "text", "text": "Begin, in this test."}, {"type": "dropped"}]}
+    tools = [{"name": "only_here", "input_schema": {"type": "object"}}]
+    body = {"model": "m", "max_tokens": 9, "system": system, "messages": [user], "tools": tools}
+    callers = [bench.open() for _ in range(3)]
+    for caller in callers:
+        assert (await caller.post("/v1/messages", body)).status_code == 200
+        bench.check_exact(caller)
+    assert sorted(read) == ["messages", "messages", "tools"]
+    assert [dict(caller.session.counters) for caller in callers] == [{"block_dropped_unknown": 1}] * 3
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_a_message_that_is_refused_is_refused_in_every_session_with_its_path(bench, place):
+    bench.serve({"text": "one"})
+    broken = {"role": "user", "content": [{"type": "telepathy"}]}
+    for caller in (bench.open(), bench.open()):
+        reply = await caller.post("/v1/chat/completions", {"model": "m", "messages": [USER] * place + [broken]})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, f"messages[{place}].content[0].type")

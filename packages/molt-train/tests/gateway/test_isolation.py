@@ -61,8 +61,8 @@ async def test_a_long_history_is_read_and_converted_in_slices(monkeypatch):
 async def test_another_session_is_served_while_a_long_conversation_is_read(bench, monkeypatch, wire):
     monkeypatch.setattr(history, "_SLICE_BYTES", history._MESSAGE_BYTES)
     num_read = []
-    read = MessageCache._read
-    monkeypatch.setattr(MessageCache, "_read", lambda self, *args: num_read.append(1) or read(self, *args))
+    read_one = history._slice
+    monkeypatch.setattr(history, "_slice", lambda *args: num_read.append(1) or read_one(*args))
     bench.serve({"text": "hello"}, max_model_len=1_000_000)
     large, other = bench.open(), bench.open()
     reading = asyncio.create_task(large.post(wire.path, wire.body(**{wire.history: MANY})))
@@ -75,6 +75,7 @@ async def test_another_session_is_served_while_a_long_conversation_is_read(bench
 
 async def test_a_long_message_is_read_beside_the_event_loop(bench, monkeypatch):
     monkeypatch.setattr(history, "_OFFLOAD_BYTES", 1000)
+    monkeypatch.setattr(history, "_SHARED_BYTES", 1000)
     to_thread, threads = asyncio.to_thread, []
 
     async def spy(function, *args):

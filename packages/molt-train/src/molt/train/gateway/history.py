@@ -5,8 +5,9 @@ JSON keys, re-escaped arguments, the ids of calls and echoed reasoning do not co
 tool calls which we issued is the turn that issued them, whatever became of its arguments.
 
 Every distinct message is converted and digested once a session: a request whose history is long costs what is new.
-What is new is read in slices, between which other sessions go on. A request that is refused leaves nothing behind: its
-messages are known, and what they are counted under is counted, once it is accepted.
+What a session begins with, instructions, tools and task, others begin with too: it is read once for them all. What is
+new is read in slices, between which other sessions go on. A request that is refused leaves nothing behind: its messages
+are known, and what they are counted under is counted, once it is accepted.
 """
 
 import asyncio
@@ -15,12 +16,14 @@ import re
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from operator import ne
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from molt.train.gateway.call import Count, Dialect, Message, ModelCall, ToolCall
+from molt.train.gateway.call_error import CallError
 from molt.train.gateway.wires.body import arguments_of
 from molt.train.records.turn import Wire
 
@@ -34,6 +37,12 @@ _SLICE_BYTES, _MESSAGE_BYTES = 2 * 1024 * 1024, 2048
 """Messages that are read at a stretch, some 20 ms: reading one costs as much as so many bytes of its text."""
 _OFFLOAD_BYTES = 1024 * 1024
 """A longer message is read in a thread."""
+_NUM_OPENING = 4
+"""Messages with which a session may begin as others do."""
+_NUM_SHARED, _SHARED_BYTES = 1024, 32 * 1024
+"""Such messages, and lists of tools, that are kept; a longer one each session reads for itself."""
+_SOMEWHERE = "messages[0]"
+"""The path of a message that may stand in several requests: it counts in how deep the message may be nested."""
 _MARKS = re.compile(r"</?think(?:ing)?>")
 
 
@@ -140,6 +149,15 @@ class Converter:
         self._converted[index] = messages
         return messages, named
 
+    def read_opening(self, index: int) -> "KnownMessage | None":
+        """The message at an index as it reads in any session that it begins; None where the session has a say in it."""
+        raw = self._call.messages[index]
+        opening = _opening(self._dialect, raw) if len(raw) <= _SHARED_BYTES else None
+        if opening is None:
+            return None
+        self._converted[index] = opening.messages
+        return opening.known
+
     async def messages(self, first: int) -> list[Message]:
         """All messages from an index on."""
         found: list[Message] = []
@@ -203,9 +221,11 @@ class MessageCache:
             raw = call.messages[index]
             message = known.get(raw) or new.get(raw)
             if message is None:
-                is_long = len(raw) > _OFFLOAD_BYTES
-                args = converter, index, raw
-                message = await asyncio.to_thread(self._read, *args) if is_long else self._read(*args)
+                message = converter.read_opening(index) if index < _NUM_OPENING and not known else None
+                if message is None:
+                    is_long = len(raw) > _OFFLOAD_BYTES
+                    args = converter, index, raw
+                    message = await asyncio.to_thread(self._read, *args) if is_long else self._read(*args)
                 new[raw] = message
             chain.add(message.raw, message.links, self.paths)
             num_bytes = await _slice(num_bytes, raw)
@@ -220,9 +240,8 @@ class MessageCache:
         known = self._tools[dialect.wire].get(call.tools)
         if known is not None:
             return known
-        notes: list[str] = []
-        schemas = dialect.tools(call.tools, notes.append)
-        return Tools(digest_of(schemas), schemas, call.tools, tuple(notes))
+        read = _tools if len(call.tools) <= _SHARED_BYTES else _tools.__wrapped__
+        return read(dialect, call.tools)
 
     def keep(self, history: History, tools: Tools, count: Count) -> None:
         """Know the messages and tools of a request that is accepted again, and count what is new in them."""
@@ -269,7 +288,7 @@ class MessageCache:
         """The link of a message; `named` is the turn that its client says it is."""
         role, said, calls = message["role"], message["content"], message.get("tool_calls", ())
         if role != "assistant":
-            return Link(role, digest_of([role, said]))
+            return _link(message)
         text = _without_reasoning(said)
         called = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
         digest = _assistant_digest(text, called)
@@ -287,6 +306,38 @@ class MessageCache:
         if digest != reply.digest:
             count("echo_differs")
         return Link(role, reply.digest, reply.turn_id)
+
+
+def _link(message: Message) -> Link:
+    """The link of a message of no assistant."""
+    return Link(message["role"], digest_of([message["role"], message["content"]]))
+
+
+class _Opening(NamedTuple):
+    """A message that no session has a say in, for any that it begins."""
+
+    messages: list[Message]
+    """Converted; nobody changes them."""
+    known: KnownMessage
+
+
+@lru_cache(_NUM_SHARED)
+def _opening(dialect: Dialect, raw: bytes) -> _Opening | None:
+    notes: list[str] = []
+    try:
+        messages = dialect.messages(raw, _SOMEWHERE, notes.append)
+    except CallError:  # to be refused with its own path
+        return None
+    if any(message["role"] == "assistant" for message in messages):  # it may be a reply of the session's
+        return None
+    return _Opening(messages, KnownMessage(raw, tuple(map(_link, messages)), tuple(notes)))
+
+
+@lru_cache(_NUM_SHARED)
+def _tools(dialect: Dialect, raw: bytes) -> Tools:
+    notes: list[str] = []
+    schemas = dialect.tools(raw, notes.append)
+    return Tools(digest_of(schemas), schemas, raw, tuple(notes))
 
 
 def _continued(recent: deque[Chain], messages: list[bytes]) -> tuple[Chain, Chain | None]:
