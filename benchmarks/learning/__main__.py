@@ -30,9 +30,9 @@ STALE = [
     "agent.concurrency=640",
     "actor.optimizer.lr=5e-4",
 ]
-"""With rollouts for five windows under way, and three that wait, a token is some seven updates old when it is trained.
-A plain policy gradient, since the clip of the others bounds a part of the harm; at half the demo's learning rate, since
-at the whole one no correction keeps up with what eight updates change."""
+"""With rollouts for five windows under way a token is some six updates old when it is trained. A plain policy gradient,
+since the clip of the others bounds a part of the harm; at half the demo's learning rate, since at the whole one eight
+updates change more than a weight that is cut at 2 can mend."""
 ARMS: dict[str, list[str]] = {
     "grpo": ["algorithm.preset=grpo"],
     "rloo": ["algorithm.preset=rloo"],
