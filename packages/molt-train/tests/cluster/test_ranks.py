@@ -380,3 +380,18 @@ async def test_a_rank_that_is_gone_is_found_without_being_asked_for_anything(gro
     ranks[1].is_killed = True
     with pytest.raises(ActorDeadError, match="a rank of the actor died in 'pid'"):
         await group.check_health()
+
+
+async def test_a_rank_at_work_that_answers_nothing_else_is_not_dead(group, ranks, monkeypatch):
+    monkeypatch.setattr(module, "HEALTH_TIMEOUT_S", 0.01)
+    for rank in ranks:
+        rank.fault = False
+        rank.pid.remote = asyncio.Event().wait
+    refit = asyncio.create_task(group.refit(1))
+    await asyncio.sleep(0)
+    await group.check_health()
+    refit.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await refit
+    with pytest.raises(ActorDeadError, match="actor ranks did not finish 'pid' within 0 s"):
+        await group.check_health()

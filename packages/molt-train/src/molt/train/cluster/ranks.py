@@ -57,6 +57,7 @@ class _Ranks:
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}},
         }
         self._name, self._timeout_s, self._waits = setup.role, timeout_s, waits
+        self._num_calls = 0
         self._processes = [
             remote.options(**options).remote(msgspec.structs.replace(setup, rank=rank), store)
             for rank in range(setup.world_size)
@@ -79,6 +80,11 @@ class _Ranks:
         """Their process ids: soon, unless a rank is at work."""
         return await self._gather([rank.pid.remote() for rank in self._processes], "pid", timeout_s=HEALTH_TIMEOUT_S)
 
+    @property
+    def are_at_work(self) -> bool:
+        """Whether a call is under way, which notices itself when a rank dies."""
+        return self._num_calls > 0
+
     def kill(self) -> None:
         for rank in self._processes:
             ray.kill(rank)
@@ -86,6 +92,7 @@ class _Ranks:
     async def _gather(self, calls: list[Any], method: str, *, timeout_s: float | None = None) -> list[Any]:
         limit_s = timeout_s or self._timeout_s
         answers = [asyncio.ensure_future(call) for call in calls]
+        self._num_calls += 1
         try:
             with self._waits.on(f"the {self._name} ranks to {method}", limit_s=limit_s):
                 await asyncio.wait(answers, timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
@@ -94,6 +101,7 @@ class _Ranks:
             self._raise_failure(answers, method, limit_s=limit_s)
             return [answer.result() for answer in answers]
         finally:
+            self._num_calls -= 1
             for answer in answers:
                 answer.cancel()
 
@@ -189,8 +197,11 @@ class ActorGroup:
         self._on_change("actor_restarted", {"pids": await self._pids()})
 
     async def check_health(self) -> None:
-        """Raises ActorDeadError when a rank that is not at work is gone, or does not answer."""
-        await self._pids()
+        """Raises ActorDeadError when a rank that is not at work is gone, or does not answer.
+
+        One at work answers nothing else: a transfer to an engine that hangs takes longer than a sign of life may.
+        """
+        await asyncio.gather(*(ranks.pids() for ranks in self._groups if not ranks.are_at_work))
 
     async def score(self, window: TrainWindow) -> list[Scores]:
         """What the algorithm needs of each row before its advantages: rank by rank, microbatch by microbatch, in order.
