@@ -6,7 +6,7 @@ import hashlib
 from calculator.agent import Calculator
 from molt.agents import ChatAgentRunner
 
-ORDINARY_S = (0.15, 0.3)
+ORDINARY_S = (0.4, 0.8)
 SLOW_PART, TIMES_SLOWER = 0.1, 10
 
 
