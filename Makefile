@@ -7,6 +7,8 @@ GROUPS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo "--no-group cpu --group 
 RUN := $(UV) run --quiet $(GROUPS)
 FAST := packages
 PYTEST := $(RUN) pytest -q
+# Many container images set it. Without byte code on disk every engine compiles all that it imports once more.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup harnesses demo conformance simulation check test test-fast test-integration soak mutants format
 
