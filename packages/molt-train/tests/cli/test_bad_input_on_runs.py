@@ -41,15 +41,18 @@ def run(tmp_path, config):
 def refused(tmp_path, capsys):
     """Run a command that must end as bad input does, and make nothing; gives its one line."""
 
+    def entries():
+        """All but the byte code that Python keeps of an agent, unless it is told not to."""
+        return {path for path in tmp_path.iterdir() if path.name != "__pycache__"}
+
     def run(*arguments):
-        had_ray, before = "ray" in sys.modules, set(tmp_path.iterdir())
+        had_ray, before = "ray" in sys.modules, entries()
         assert main([str(argument) for argument in arguments]) == 2
         out, err = capsys.readouterr()
         assert out == ""
         (line,) = err.splitlines()
         assert ("ray" in sys.modules) == had_ray, "Ray takes seconds, and is for runs that start"
-        byte_code = tmp_path / "__pycache__"  # which Python keeps of the agent, unless it is told not to
-        assert set(tmp_path.iterdir()) - {byte_code} == before
+        assert entries() == before
         return line.removeprefix("molt-train: error: ")
 
     return run
