@@ -7,6 +7,7 @@ from calculator.agent import Calculator
 from molt.agents import ChatAgentRunner
 
 ORDINARY_S = (0.4, 0.8)
+"""Long beside the second of processor that an update costs: else the figure says how fast the machine is."""
 SLOW_PART, TIMES_SLOWER = 0.1, 10
 
 
